@@ -1,0 +1,147 @@
+"""The seam between request state and computation: a session owns device memory and launches, and nothing else.
+
+A session runs the three models of an engine (context, block, head). It has never heard of requests: callers say which
+pages and positions they mean. Subclasses say how one model is run; everything they share is here.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..config import BuildOptions, DrafterConfig
+
+NUM_CANDIDATES = 16  # candidates per row that every head family gets; the published selectors use exactly 16
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes that an engine was built for; a session allocates for exactly these."""
+
+    max_batch_size: int
+    max_draft_len: int
+    max_seq_len: int
+    max_num_tokens: int
+    tokens_per_block: int
+
+    @classmethod
+    def of(cls, options: BuildOptions, config: DrafterConfig) -> Limits:
+        """Resolve the options' defaults against a drafter."""
+        return cls(
+            max_batch_size=options.max_batch_size,
+            max_draft_len=config.max_draft_len if options.max_draft_len is None else options.max_draft_len,
+            max_seq_len=options.max_seq_len,
+            max_num_tokens=options.max_num_tokens,
+            tokens_per_block=options.tokens_per_block,
+        )
+
+    @property
+    def pages_per_sequence(self) -> int:
+        """Pages that hold ``max_seq_len`` context rows without a gap in their positions."""
+        return math.ceil(self.max_seq_len / self.tokens_per_block)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the pool; page 0 is the dummy that padding points at and no sequence ever owns."""
+        return self.pages_per_sequence * self.max_batch_size + 1
+
+
+@dataclass(frozen=True)
+class ContextTables:
+    """Where the context of S sequences lies; all three are int32 ``[S, max_pages]``, max_pages >= 1.
+
+    ``page_table`` holds page ids (padding: page 0), ``page_position`` the true position of a page's first row,
+    ``page_rows`` how many of its rows are written (padding: 0). Positions are contiguous inside a page.
+    """
+
+    page_table: Tensor
+    page_position: Tensor
+    page_rows: Tensor
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What a draft step yields for S sequences and m drafts, best candidate first, ties to the lowest id."""
+
+    ids: Tensor  # [S, m, 16] int32, draft vocabulary
+    values: Tensor  # [S, m, 16] float32, logits after multiplier and soft cap
+    logsumexp: Tensor  # [S, m] float32, over the whole vocabulary
+
+
+class Session(ABC):
+    """A drafter that can be run. Invariant: the pools hold K/V of every row that ``ingest`` was given, final.
+
+    ``k_cache`` and ``v_cache`` are ``[pages, L, page, nkv, D]`` of the session's dtype, zero until written.
+    """
+
+    def __init__(self, config: DrafterConfig, limits: Limits, device: torch.device, dtype: torch.dtype) -> None:
+        self.config = config
+        self.limits = limits
+        self.device = device
+        self.dtype = dtype
+        pool = (limits.num_pages, config.num_layers, limits.tokens_per_block, config.num_kv_heads, config.head_dim)
+        self.k_cache = torch.zeros(pool, dtype=dtype, device=device)
+        self.v_cache = torch.zeros(pool, dtype=dtype, device=device)
+        self._embedding: Tensor | None = None
+
+    def bind_target(self, embedding: Tensor, lm_head: Tensor) -> None:
+        """Share the target's embedding ``[Ve, H]`` and head ``[V, H]``; nothing is copied when the dtype matches."""
+        self._embedding = embedding
+        self._mask_row = self._scaled(embedding[self.config.mask_token_id])
+        self._lm_head = lm_head.to(self.device, self.dtype).contiguous()
+
+    def ingest(self, features: Tensor, positions: Tensor, pages: Tensor, rows: Tensor) -> None:
+        """Store the context K/V of n accepted tokens.
+
+        Shapes:
+            features   [n, K*Ht]  target features, any float dtype; n <= max_num_tokens
+            positions  [n]        int32, true positions
+            pages      [n]        int64, page that takes each token
+            rows       [n]        int64, row inside that page
+        """
+        keys, values = self._run_context(features.to(self.device, self.dtype), positions)
+        self.k_cache[pages, :, rows] = keys
+        self.v_cache[pages, :, rows] = values
+
+    def draft(self, anchors: Tensor, positions: Tensor, context: ContextTables, num_drafts: int) -> Candidates:
+        """Run one block for S sequences and return the candidates of every draft.
+
+        Shapes:
+            anchors    [S]  int64, last emitted token of each sequence
+            positions  [S]  int32, true position of the anchor
+            num_drafts      m, 1 <= m <= max_draft_len; the block has ``config.block_rows(m)`` rows
+        """
+        config = self.config
+        if self._embedding is None:
+            raise RuntimeError("bind_target comes before draft")
+        sequences, block_rows = len(anchors), config.block_rows(num_drafts)
+        embeddings = self._mask_row.repeat(sequences, block_rows, 1)
+        embeddings[:, 0] = self._scaled(self._embedding[anchors])
+        hidden = self._run_block(embeddings, positions, context)
+        used = hidden[:, config.first_draft_row :].reshape(-1, config.hidden_size)
+        ids, values, logsumexp = self._run_head(used)
+        return Candidates(
+            ids.view(sequences, num_drafts, -1), values.view(sequences, num_drafts, -1),
+            logsumexp.view(sequences, num_drafts),
+        )  # fmt: skip
+
+    def _scaled(self, rows: Tensor) -> Tensor:
+        rows = rows.to(self.device, self.dtype)
+        scale = self.config.input_embedding_scale
+        return rows if scale == 1.0 else rows * scale
+
+    @abstractmethod
+    def _run_context(self, features: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The context model: K and V ``[n, L, nkv, D]`` with k_norm and RoPE applied."""
+
+    @abstractmethod
+    def _run_block(self, embeddings: Tensor, positions: Tensor, context: ContextTables) -> Tensor:
+        """The block model: hidden states ``[S, B, H]`` after the final norm."""
+
+    @abstractmethod
+    def _run_head(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The head model on ``[R, H]``: ids ``[R, 16]`` int32, values ``[R, 16]`` and logsumexp ``[R]`` float32."""
