@@ -6,48 +6,14 @@ pages and positions they mean. Subclasses say how one model is run; everything t
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..config import BuildOptions, DrafterConfig
-
-NUM_CANDIDATES = 16  # candidates per row that every head family gets; the published selectors use exactly 16
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Sizes that an engine was built for; a session allocates for exactly these."""
-
-    max_batch_size: int
-    max_draft_len: int
-    max_seq_len: int
-    max_num_tokens: int
-    tokens_per_block: int
-
-    @classmethod
-    def of(cls, options: BuildOptions, config: DrafterConfig) -> Limits:
-        """Resolve the options' defaults against a drafter."""
-        return cls(
-            max_batch_size=options.max_batch_size,
-            max_draft_len=config.max_draft_len if options.max_draft_len is None else options.max_draft_len,
-            max_seq_len=options.max_seq_len,
-            max_num_tokens=options.max_num_tokens,
-            tokens_per_block=options.tokens_per_block,
-        )
-
-    @property
-    def pages_per_sequence(self) -> int:
-        """Pages that hold ``max_seq_len`` context rows without a gap in their positions."""
-        return math.ceil(self.max_seq_len / self.tokens_per_block)
-
-    @property
-    def num_pages(self) -> int:
-        """Pages of the pool; page 0 is the dummy that padding points at and no sequence ever owns."""
-        return self.pages_per_sequence * self.max_batch_size + 1
+from ..config import DrafterConfig
+from ..limits import Limits
 
 
 @dataclass(frozen=True)

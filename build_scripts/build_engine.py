@@ -1,0 +1,12 @@
+#!/usr/bin/env python3
+"""Build an engine from a drafter checkpoint: `trtllm-dflash build` as a script, runnable from a source checkout."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from trtllm_dflash.cli.main import main  # noqa: E402
+
+if __name__ == "__main__":
+    sys.exit(main(["build", *sys.argv[1:]]))

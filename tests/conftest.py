@@ -1,0 +1,39 @@
+"""What every test starts from: no network, fixed seeds, two threads; the header says what this machine has."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"  # read when the libraries are imported
+
+import importlib.metadata
+import random
+
+import numpy as np
+import pytest
+import torch
+
+DISTRIBUTIONS = ("torch", "transformers", "onnx", "onnxruntime", "tensorrt", "tensorrt-rtx-cu13", "tensorrt-llm")
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
+
+
+def pytest_report_header() -> str:
+    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "missing"
+    return "capabilities: " + ", ".join([*(f"{name} {_version(name)}" for name in DISTRIBUTIONS), f"cuda {cuda}"])
+
+
+def pytest_configure() -> None:
+    torch.set_num_threads(2)
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)

@@ -1,0 +1,104 @@
+"""``trtllm-dflash build``: flags and help follow from the fields of ``BuildOptions``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+import typing
+from pathlib import Path
+from typing import Any
+
+from ..config import BuildOptions, DrafterConfig
+from .output import log, mib, print_json, print_table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    parser.add_argument("--checkpoint_dir", type=Path, required=True, help="Hugging Face drafter checkpoint")
+    parser.add_argument("--output_dir", type=Path, required=True, help="engine directory to write or replace")
+    parser.add_argument(
+        "--target", metavar="TARGET", help="target to check the drafter against: directory, .gguf file or package:NAME"
+    )
+    types = typing.get_type_hints(BuildOptions)
+    for field in dataclasses.fields(BuildOptions):
+        kind = types[field.name]
+        choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else None
+        parser.add_argument(
+            f"--{field.name}", default=argparse.SUPPRESS, choices=choices, type=str if choices else int,
+            help=f"{field.metadata['help']} (default: {field.default})",
+        )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build, and print every resolved option with its origin, the memory arithmetic and the result."""
+    from ..checkpoint.parse import parse_checkpoint
+    from ..engine.directory import check_output
+    from ..limits import Limits
+    from ..pipeline import build_engine, plan_build
+
+    given = {f.name: getattr(args, f.name) for f in dataclasses.fields(BuildOptions) if hasattr(args, f.name)}
+    options = BuildOptions(**given)
+    target = None
+    if args.target:
+        from ..runtime.hf_target import target_spec
+
+        target = target_spec(args.target)
+    check_output(args.output_dir)
+    checkpoint = parse_checkpoint(args.checkpoint_dir)
+    limits = plan_build(checkpoint, options, target)
+    config = checkpoint.config
+    memory = memory_plan(config, limits, options.dtype)
+    if not args.json:
+        print_table("Options", ("option", "value", "from"), _resolved(options, limits, given))
+        print_table("Memory", ("what", "size"), [(what, mib(size)) for what, size in memory.items()])
+    started = time.perf_counter()
+    with log.status("building", spinner="dots") as status:
+        engine = build_engine(
+            args.checkpoint_dir, args.output_dir, options, target=target, progress=lambda step: status.update(step)
+        )
+    seconds = time.perf_counter() - started
+    files = {path.name: path.stat().st_size for path in sorted(engine.directory.iterdir())}
+    if args.json:
+        print_json(
+            {
+                "engine_dir": str(engine.directory),
+                "seconds": round(seconds, 3),
+                "options": dataclasses.asdict(options),
+                "limits": dataclasses.asdict(limits),
+                "memory_bytes": memory,
+                "files": files,
+                "notes": list(checkpoint.notes),
+            }
+        )
+    else:
+        print_table("Engine", ("file", "size"), [(name, mib(size)) for name, size in files.items()])
+        for note in checkpoint.notes:
+            log.print(f"note: {note}", markup=False)
+        print(f"built {engine.directory} in {seconds:.1f} s")
+    return 0
+
+
+def memory_plan(config: DrafterConfig, limits: Any, dtype: str) -> dict[str, int]:
+    """Bytes that a session of this build will hold, by purpose; the target's own memory is not in it."""
+    element = 4 if dtype == "float32" else 2
+    body = config.num_layers * (
+        (config.qkv_size + config.q_size) * config.hidden_size + 3 * config.intermediate_size * config.hidden_size
+    ) + config.feature_size * config.hidden_size  # fmt: skip
+    return {
+        f"weights in {dtype}": body * element,
+        f"context pool ({limits.num_pages} pages of {limits.tokens_per_block} tokens)": limits.pool_bytes(config, element),
+        "context per 1,000 tokens of a sequence": 1000 * limits.context_bytes_per_token(config, element),
+        "logits of one full batch": limits.max_batch_size * limits.max_draft_len * config.draft_vocab_size * 4,
+    }
+
+
+def _resolved(options: BuildOptions, limits: Any, given: dict[str, Any]) -> list[tuple[str, Any, str]]:
+    """Every option, its resolved value, and where the value comes from."""
+    rows = []
+    for field in dataclasses.fields(options):
+        value = getattr(limits, field.name, getattr(options, field.name))
+        origin = "flag" if field.name in given else "checkpoint" if field.default is None else "default"
+        rows.append((field.name, value, origin))
+    return rows

@@ -1,0 +1,55 @@
+"""Tokens to text while they arrive, with drafted-and-accepted tokens marked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+
+class TextStream:
+    """Prints a text token by token: accepted drafts green on a terminal, in ``[ ]`` everywhere else.
+
+    Invariant: what has been printed is the decoding of the tokens so far, but for a tail that is not a whole
+    character yet (byte-level tokenizers split characters).
+    """
+
+    def __init__(self, tokenizer: Any, console: Console) -> None:
+        self._tokenizer = tokenizer
+        self._console = console
+        self._colour = console.is_terminal
+        self._token_ids: list[int] = []
+        self._printed = 0
+        self._marking = False
+
+    @property
+    def legend(self) -> str:
+        """What the mark looks like."""
+        return "green: drafted and accepted" if self._colour else "[ ]: drafted and accepted"
+
+    def __call__(self, token_id: int, drafted: bool) -> None:
+        """Print what this token adds to the text."""
+        self._token_ids.append(token_id)
+        text = self._tokenizer.decode(self._token_ids, skip_special_tokens=True)
+        if text.endswith("\N{REPLACEMENT CHARACTER}"):
+            return
+        piece = text[self._printed :]
+        self._printed = len(text)
+        if piece:
+            self._mark(drafted)
+            self._write(piece, drafted)
+
+    def close(self) -> None:
+        """End the mark and the line."""
+        self._mark(False)
+        self._write("\n", False)
+
+    def _mark(self, drafted: bool) -> None:
+        if not self._colour and drafted != self._marking:
+            self._write("[" if drafted else "]", False)
+        self._marking = drafted
+
+    def _write(self, text: str, drafted: bool) -> None:
+        style = "green" if drafted and self._colour else ""
+        self._console.print(Text(text, style=style), end="", soft_wrap=True)

@@ -1,0 +1,106 @@
+"""Checkpoint directory -> engine directory: one function, in the order in which things happen."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from . import __version__
+from .checkpoint.parse import Checkpoint, parse_checkpoint
+from .checkpoint.weights import load_weights
+from .config import BuildOptions, DrafterConfig, TargetSpec
+from .engine.directory import check_output, new_directory
+from .engine.manifest import Engine, open_engine, write_manifest
+from .engine.weight_file import WEIGHTS_NAME, write_weights
+from .errors import BuildError, UnsupportedError
+from .graph import render
+from .heads.base import HEADS
+from .io_spec import NUM_CANDIDATES
+from .limits import Limits
+from .target_check import check_target
+
+Progress = Callable[[str], None]
+STEPS = ("read checkpoint", "write weights", "write models", "check files")
+
+
+def build_engine(
+    checkpoint_dir: Path | str,
+    output_dir: Path | str,
+    options: BuildOptions | None = None,
+    *,
+    target: TargetSpec | None = None,
+    progress: Progress = lambda step: None,
+) -> Engine:
+    """Build an engine directory from a drafter checkpoint.
+
+    ``target`` has the drafter checked against the model it is meant for; the engine then opens for that model only.
+    ``progress`` is called with each of ``STEPS`` as it begins.
+
+    Raises:
+        CheckpointError: the checkpoint is unsound.
+        UnsupportedError: it needs what this version does not build.
+        BuildError: the options do not fit it, or the output cannot be written.
+        EngineMismatchError: it was not made for ``target``.
+    """
+    options = options or BuildOptions()
+    output_dir = Path(output_dir)
+    check_output(output_dir)
+    progress(STEPS[0])
+    checkpoint = parse_checkpoint(checkpoint_dir)
+    plan_build(checkpoint, options, target)
+    rendering = render.RENDERINGS[options.runtime]
+    with new_directory(output_dir) as directory:
+        progress(STEPS[1])
+        weights = write_weights(load_weights(checkpoint), directory)
+        progress(STEPS[2])
+        models = render.render(rendering, checkpoint.config, options.dtype, weights)
+        model_files = render.write(models, directory)
+        progress(STEPS[3])
+        write_manifest(
+            directory,
+            checkpoint.config,
+            options,
+            rendering=rendering.name,
+            package_version=__version__,
+            drafter_sha256=checkpoint.files.sha256(),
+            target=None if target is None else dataclasses.asdict(target),
+            files=[*model_files, directory / WEIGHTS_NAME],
+        )
+    return open_engine(output_dir)
+
+
+def plan_build(checkpoint: Checkpoint, options: BuildOptions, target: TargetSpec | None = None) -> Limits:
+    """Refuse what cannot be built, before anything is written; returns the resolved sizes."""
+    _check_supported(checkpoint.config)
+    rendering = render.RENDERINGS.get(options.runtime)
+    if rendering is None:
+        raise BuildError(f"runtime is {options.runtime!r}, expected one of {', '.join(render.RENDERINGS)}")
+    if options.dtype not in rendering.compute_types:
+        raise BuildError(
+            f"dtype is {options.dtype!r}, but runtime {options.runtime} computes in {', '.join(rendering.compute_types)};"
+            " choose one of these, or another --runtime"
+        )
+    limits = Limits.of(options, checkpoint.config)
+    if target is not None:
+        check_target(checkpoint.config, target)
+    return limits
+
+
+def _check_supported(config: DrafterConfig) -> None:
+    """Raise UnsupportedError for what is parsed and validated but not built yet."""
+    missing = {
+        f"the {config.family} head": HEADS[config.family].draft is None,
+        "the drafter's own embed_tokens": config.owns_embedding,
+        "the drafter's own lm_head": config.owns_lm_head,
+        "a reduced draft vocabulary": config.draft_vocab_size != config.vocab_size,
+        "a learned mask embedding": config.has_mask_embedding,
+    }
+    if named := [what for what, is_missing in missing.items() if is_missing]:
+        raise UnsupportedError(
+            f"checkpoint: needs {', '.join(named)}, which version {__version__} reads and validates but does not build"
+        )
+    if config.draft_vocab_size < NUM_CANDIDATES:
+        raise UnsupportedError(
+            f"checkpoint: vocab_size is {config.draft_vocab_size}, expected at least the {NUM_CANDIDATES} candidates a row"
+        )

@@ -1,0 +1,42 @@
+"""Whether two token sequences of one target are the same, and if not, whether the target was undecided there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .target import Target
+
+TIE_GAP = 1e-3  # logits: verifying m + 1 rows at once is not bit-equal to single rows, so closer calls may fall either way
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first token in which speculative output differs from plain output."""
+
+    index: int
+    speculative: int | None  # None: the sequence had ended
+    plain: int | None
+    gap: float  # between the target's two best logits there
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether the difference is numerical; if not, it is a bug."""
+        return self.gap < TIE_GAP
+
+
+def first_difference(
+    target: Target, prompt_ids: Sequence[int], speculative: Sequence[int], plain: Sequence[int]
+) -> Difference | None:
+    """The first difference between two continuations of a prompt, with the target's top-2 logit gap; None if equal."""
+    if list(speculative) == list(plain):
+        return None
+    pairs = zip(speculative, plain, strict=False)
+    index = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(speculative), len(plain)))
+    logits = target.new_sequence().forward([*prompt_ids, *plain[:index]], last_only=True).logits[-1]
+    best, second = logits.float().topk(2).values.tolist()
+    return Difference(index, _at(speculative, index), _at(plain, index), best - second)
+
+
+def _at(tokens: Sequence[int], index: int) -> int | None:
+    return tokens[index] if index < len(tokens) else None

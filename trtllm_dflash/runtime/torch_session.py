@@ -1,0 +1,63 @@
+"""``TorchSession``: the engine's graphs interpreted over torch.
+
+On the CPU the custom ops run their function bodies.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import torch
+from torch import Tensor
+
+from ..config import DrafterConfig
+from ..engine.weight_file import read_weights
+from ..graph.interpreter import Program
+from ..io_spec import ModelName
+from ..limits import Limits
+from .session import ContextTables, Session
+
+
+class TorchSession(Session):
+    """A drafter on torch, in float32 or bfloat16."""
+
+    def __init__(
+        self, config: DrafterConfig, limits: Limits, directory: Path, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(config, limits, device, dtype)
+        weights = read_weights(directory)
+
+        def load(name: ModelName) -> Program:
+            # Weights come by name from the mapped weight file, never through the model's external data.
+            model = onnx.load(directory / f"{name}.onnx", load_external_data=False)
+            return Program(model, weights, device)
+
+        self._context = load("context")
+        self._block = load("block")
+        self._head = load("head")
+
+    @torch.inference_mode()
+    def _run_context(self, features: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = self._context({"features": features, "positions": positions})
+        return keys, values
+
+    @torch.inference_mode()
+    def _run_block(self, embeddings: Tensor, positions: Tensor, context: ContextTables) -> Tensor:
+        (hidden,) = self._block(
+            {
+                "embeddings": embeddings,
+                "anchor_position": positions,
+                "k_cache": self.k_cache,
+                "v_cache": self.v_cache,
+                "page_table": context.page_table,
+                "page_position": context.page_position,
+                "page_rows": context.page_rows,
+            }
+        )
+        return hidden
+
+    @torch.inference_mode()
+    def _run_head(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        ids, values, logsumexp = self._head({"hidden": hidden, "lm_head": self._lm_head})
+        return ids, values, logsumexp
