@@ -6,7 +6,7 @@ The target runs in float64: there, rows computed together and one by one choose 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -18,8 +18,17 @@ from trtllm_dflash.runtime.decode import Generation, generate
 from trtllm_dflash.runtime.hf_target import HFTarget
 from trtllm_dflash.runtime.proposer import SessionProposer
 
-NEW_TOKENS = 24
+NEW_TOKENS = 21
 Guess = Callable[[int, int], list[int]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Matrices this small only wait for a second thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +101,8 @@ def check_context(target: HFTarget, prompt: list[int], result: Generation, propo
 def test_output_does_not_depend_on_the_drafter(proposal: str, target: HFTarget, plain) -> None:
     for prompt, expected in plain:
         proposer = FakeProposer(PROPOSALS[proposal](prompt, expected))
-        result = generate(target, proposer, prompt, max_new_tokens=NEW_TOKENS)
-        assert result.token_ids == expected, f"prompt {prompt}"
+        result = generate(target, proposer, prompt, max_new_tokens=14)
+        assert result.token_ids == expected[:14], f"prompt {prompt}"
         assert result.finish_reason == "length"
         check_counts(result)
     check_context(target, prompt, result, proposer)
@@ -102,14 +111,14 @@ def test_output_does_not_depend_on_the_drafter(proposal: str, target: HFTarget, 
 def test_perfect_drafts_make_full_steps_and_wrong_ones_single_tokens(target: HFTarget, plain) -> None:
     prompt, expected = plain[0]
     full = generate(target, FakeProposer(perfect(prompt, expected)), prompt, max_new_tokens=NEW_TOKENS).statistics
-    assert full.acceptance_lengths == [8, 8, 7]
+    assert full.acceptance_lengths == [8, 8, 4]
     none = generate(target, FakeProposer(wrong(prompt, expected)), prompt, max_new_tokens=NEW_TOKENS).statistics
     assert none.acceptance_lengths == [1] * (NEW_TOKENS - 1)
     assert none.acceptance_length == 1.0
     narrow = FakeProposer(perfect(prompt, expected))
     steps = generate(target, narrow, prompt, max_new_tokens=NEW_TOKENS, num_drafts=2).statistics
-    assert steps.acceptance_lengths == [3] * 7 + [2]
-    assert steps.drafted == [2] * 8
+    assert steps.acceptance_lengths == [3] * 6 + [2]
+    assert steps.drafted == [2] * 7
 
 
 @pytest.mark.parametrize("max_new_tokens", range(1, 21))

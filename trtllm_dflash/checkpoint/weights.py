@@ -22,6 +22,8 @@ from .vocabulary import target_ids
 
 DrafterWeights = Mapping[str, Tensor]
 
+_CHUNK_ELEMENTS = 1 << 22  # checked at once: isfinite makes temporaries of the size of its input
+
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -83,11 +85,14 @@ def _gather(checkpoint: Checkpoint, row: TensorRow, shape: tuple[int, ...], prob
 
 
 def _refuse_non_finite(name: str, tensor: Tensor, problems: Problems) -> None:
-    finite = tensor.isfinite()
-    if not finite.all():
-        index = tuple(int(i) for i in (~finite).nonzero()[0])
+    flat = tensor.flatten()
+    starts = range(0, len(flat), _CHUNK_ELEMENTS)
+    bad = [start + (~flat[start : start + _CHUNK_ELEMENTS].isfinite()).nonzero().flatten() for start in starts]
+    if places := sum(len(found) for found in bad):
+        first = int(torch.cat(bad)[0])
+        index = [int(i) for i in torch.unravel_index(torch.tensor(first), tensor.shape)]
         problems.add(
-            f"{name} is {tensor[index].item()} at {list(index)} and not finite in {int((~finite).sum())} places; "
+            f"{name} is {flat[first].item()} at {index} and not finite in {places} places; "
             "expected finite weights, download the file again"
         )
 

@@ -81,16 +81,30 @@ def open_engine(directory: Path | str) -> Engine:
     directory = Path(directory)
     rebuild = f"rebuild: trtllm-dflash build --checkpoint_dir ... --output_dir {directory}"
     values = _read_manifest(directory, rebuild)
+    try:
+        engine, files = _interpret(directory, values)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise EngineMismatchError(
+            f"{directory}: the manifest is not of this version's form ({type(error).__name__}: {error}); {rebuild}"
+        ) from error
     problems = Problems(str(directory))
-    stamps = values["trtllm_dflash"]
-    for name, entry in stamps["files"].items():
-        _check_file(directory / name, entry["bytes"], entry["sha256"], problems)
+    for name, size, sha256 in files:
+        _check_file(directory / name, size, sha256, problems)
     if problems:
         problems.add(rebuild)
     problems.raise_as(EngineMismatchError)
+    return engine
+
+
+def _interpret(directory: Path, values: dict[str, Any]) -> tuple[Engine, list[tuple[str, int, str]]]:
+    """The engine that a manifest describes, and its files with their sizes and hashes."""
+    stamps = values["trtllm_dflash"]
+    files = [(name, int(entry["bytes"]), str(entry["sha256"])) for name, entry in stamps["files"].items()]
+    if strangers := [name for name, _, _ in files if Path(name).name != name]:
+        raise ValueError(f"file {strangers[0]!r} is not in the directory")
     config = DrafterConfig.from_json(values["pretrained_config"])
     options = BuildOptions(**values["build_config"])
-    return Engine(
+    engine = Engine(
         directory=directory,
         config=config,
         options=options,
@@ -99,6 +113,7 @@ def open_engine(directory: Path | str) -> Engine:
         drafter_sha256=stamps["drafter_sha256"],
         target=stamps["target"],
     )
+    return engine, files
 
 
 def _read_manifest(directory: Path, rebuild: str) -> dict[str, Any]:

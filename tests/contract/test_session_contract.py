@@ -1,0 +1,138 @@
+"""What every session does alike, against the reference: one suite, parametrised over the sessions that run here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.engines import tiny_engine
+from tests.support.tolerance import assert_close, assert_ids_equal
+from trtllm_dflash.runtime.context_cache import ContextCache, ContextSequence
+from trtllm_dflash.runtime.open import open_session
+from trtllm_dflash.runtime.session import Candidates, Session
+
+VOCAB, HIDDEN = 160, 64
+
+# kind -> build options and the row of the tolerance table
+SESSIONS: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
+    "ort": ({"runtime": "onnxruntime"}, ("ort", "fp32")),
+    "torch": ({"runtime": "torch"}, ("torch", "fp32")),
+    "torch-bf16": ({"runtime": "torch", "dtype": "bfloat16"}, ("torch", "bf16 model")),
+}
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "sliding causal by default, mixed": {"sliding_layers": (0,), "window": 20},
+    "sliding, is_causal false": {"sliding_layers": (0, 1), "window": 20, "is_causal": False},
+    "full, is_causal true": {"is_causal": True},
+    "YaRN": {"yarn": {"factor": 8.0, "original_max_position_embeddings": 32}},
+    "bfloat16 weights, scale, multiplier, cap": {
+        "dtype": torch.bfloat16, "input_embedding_scale": 0.5, "output_multiplier": 1.5, "final_logit_softcapping": 4.0,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(params=SESSIONS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+class Pair:
+    """A session and the reference on the same weights, fed the same rows."""
+
+    def __init__(self, session: Session, reference: Session, tolerance: tuple[str, str]) -> None:
+        self.session, self.reference, self.tolerance = session, reference, tolerance
+        self.cache = ContextCache(session.limits)
+        embedding, head = torch.randn(VOCAB, HIDDEN), torch.randn(VOCAB, HIDDEN) / 8
+        for runner in (session, reference):
+            # Whatever was never written must never matter.
+            runner.k_cache.fill_(torch.nan)
+            runner.v_cache.fill_(torch.nan)
+            runner.bind_target(embedding, head)
+
+    def ingest(self, sequence: ContextSequence, start: int, rows: int) -> None:
+        features = torch.randn(rows, self.session.config.feature_size)
+        pages, slots = self.cache.append(sequence, start, rows)
+        positions = torch.arange(start, start + rows, dtype=torch.int32)
+        for runner in (self.session, self.reference):
+            runner.ingest(features, positions, pages, slots)
+
+    def draft(self, sequences: list[ContextSequence], positions: list[int], num_drafts: int) -> Candidates:
+        anchors = torch.randint(VOCAB, (len(sequences),))
+        at = torch.tensor(positions, dtype=torch.int32)
+        actual, expected = (
+            runner.draft(anchors, at, self.cache.tables(sequences), num_drafts)
+            for runner in (self.session, self.reference)
+        )
+        assert actual.ids.shape == (len(sequences), num_drafts, 16)
+        assert (actual.ids.dtype, actual.values.dtype) == (torch.int32, torch.float32)
+        assert_close(actual.values, expected.values, self.tolerance)
+        assert_close(actual.logsumexp, expected.logsumexp, self.tolerance)
+        if self.session.dtype == torch.float32:
+            assert_ids_equal(actual.ids, expected.ids, expected.values, bound=1e-5)
+        return actual
+
+
+@pytest.fixture(params=DRAFTERS)
+def pair(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Iterator[Pair]:
+    options, tolerance = SESSIONS[kind]
+    engine = tiny_engine(tmp_path, options, **DRAFTERS[request.param])
+    yield Pair(open_session(engine), open_session(engine, "reference"), tolerance)
+
+
+def test_one_sequence_grows_over_page_and_window_borders(pair: Pair) -> None:
+    sequence, position = ContextSequence(), 0
+    pair.draft([sequence], [0], 7)  # no context at all
+    for rows in (1, 14, 1, 1, 3, 32, 7, 2):
+        pair.ingest(sequence, position, rows)
+        position += rows
+        pair.draft([sequence], [position], 7)
+
+
+def test_positions_may_have_gaps(pair: Pair) -> None:
+    sequence = ContextSequence()
+    pair.ingest(sequence, 3, 5)
+    pair.ingest(sequence, 20, 2)
+    pair.ingest(sequence, 100, 9)
+    pair.draft([sequence], [109], 7)
+
+
+def test_sequences_of_different_length_share_a_forward(pair: Pair) -> None:
+    sequences = [ContextSequence() for _ in range(3)]
+    pair.ingest(sequences[1], 0, 17)
+    pair.ingest(sequences[2], 0, 32)
+    pair.ingest(sequences[2], 32, 32)
+    together = pair.draft(sequences, [0, 17, 64], 7)
+    assert together.ids.shape[0] == 3
+
+
+@pytest.mark.parametrize("num_drafts", [1, 2, 6])
+def test_narrower_blocks_than_built(pair: Pair, num_drafts: int) -> None:
+    sequence = ContextSequence()
+    pair.ingest(sequence, 0, 20)
+    pair.draft([sequence], [20], num_drafts)
+
+
+def test_pages_of_a_freed_sequence_leave_no_trace(pair: Pair) -> None:
+    first, second = ContextSequence(), ContextSequence()
+    pair.ingest(first, 0, 30)
+    pair.cache.free(first)
+    pair.ingest(second, 0, 3)
+    pair.draft([second], [3], 7)
+
+
+def test_draft_before_bind_target_is_an_error(kind: str, tmp_path: Path) -> None:
+    session = open_session(tiny_engine(tmp_path, SESSIONS[kind][0]))
+    tables = ContextCache(session.limits).tables([ContextSequence()])
+    with pytest.raises(RuntimeError, match="bind_target"):
+        session.draft(torch.tensor([1]), torch.tensor([0], dtype=torch.int32), tables, 7)
+
+
+def test_the_targets_head_is_not_copied(kind: str, tmp_path: Path) -> None:
+    session = open_session(tiny_engine(tmp_path, SESSIONS[kind][0]))
+    head = torch.randn(VOCAB, HIDDEN, dtype=session.dtype)
+    session.bind_target(torch.randn(VOCAB, HIDDEN, dtype=session.dtype), head)
+    assert session._lm_head.data_ptr() == head.data_ptr()
