@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from trtllm_dflash.cli.main import main  # noqa: E402
+from trtllm_dflash.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main(["build", *sys.argv[1:]]))

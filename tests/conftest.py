@@ -1,4 +1,4 @@
-"""What every test starts from: no network, fixed seeds, two threads; the header says what this machine has."""
+"""What every test starts from: no network, fixed seeds, one thread; the header says what this machine has."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"  # read 
 
 import importlib.metadata
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -29,7 +30,15 @@ def pytest_report_header() -> str:
 
 
 def pytest_configure() -> None:
+    torch.set_num_threads(1)  # tiny matrices only wait for a second thread, on a busy machine 20 times as long
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """For tests whose work, or whose point, is large tensors."""
     torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -203,7 +203,10 @@ class DrafterConfig:
         if unknown := sorted(set(values) - known):
             raise TypeError(f"unknown fields {', '.join(unknown)}")
         parts: dict[str, type] = {
-            "conv": ConvConfig, "selector": SelectorConfig, "markov": MarkovConfig, "confidence": ConfidenceConfig,
+            "conv": ConvConfig,
+            "selector": SelectorConfig,
+            "markov": MarkovConfig,
+            "confidence": ConfidenceConfig,
         }
         given = dict(values)
         rope = dict(given["rope"])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 from . import __version__
 from .checkpoint.parse import Checkpoint, parse_checkpoint
-from .checkpoint.weights import load_weights
+from .checkpoint.weights import layout, load_weights
 from .config import BuildOptions, DrafterConfig, TargetSpec
 from .engine.directory import check_output, new_directory
 from .engine.manifest import Engine, open_engine, write_manifest
@@ -78,13 +79,26 @@ def plan_build(checkpoint: Checkpoint, options: BuildOptions, target: TargetSpec
         raise BuildError(f"runtime is {options.runtime!r}, expected one of {', '.join(render.RENDERINGS)}")
     if options.dtype not in rendering.compute_types:
         raise BuildError(
-            f"dtype is {options.dtype!r}, but runtime {options.runtime} computes in {', '.join(rendering.compute_types)};"
-            " choose one of these, or another --runtime"
+            f"dtype is {options.dtype!r}, but runtime {options.runtime} computes in"
+            f" {', '.join(rendering.compute_types)}; choose one of these, or another --runtime"
         )
     limits = Limits.of(options, checkpoint.config)
     if target is not None:
         check_target(checkpoint.config, target)
     return limits
+
+
+def memory_plan(config: DrafterConfig, limits: Limits, dtype: str) -> dict[str, int]:
+    """Bytes that a session of this build will hold, by purpose; the target's own memory is not in it."""
+    element = 4 if dtype == "float32" else 2
+    return {
+        f"weights in {dtype}": element * sum(math.prod(shape) for shape in layout(config).values()),
+        f"context pool, {limits.num_pages} pages of {limits.tokens_per_block} tokens": limits.pool_bytes(
+            config, element
+        ),
+        "context of 1,000 tokens": 1000 * limits.context_bytes_per_token(config, element),
+        "logits of one full batch": 4 * limits.max_batch_size * limits.max_draft_len * config.draft_vocab_size,
+    }
 
 
 def _check_supported(config: DrafterConfig) -> None:
@@ -102,5 +116,5 @@ def _check_supported(config: DrafterConfig) -> None:
         )
     if config.draft_vocab_size < NUM_CANDIDATES:
         raise UnsupportedError(
-            f"checkpoint: vocab_size is {config.draft_vocab_size}, expected at least the {NUM_CANDIDATES} candidates a row"
+            f"checkpoint: vocab_size is {config.draft_vocab_size}, expected at least {NUM_CANDIDATES} candidates a row"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +76,10 @@ class Pair:
 
 
 @pytest.fixture(params=DRAFTERS)
-def pair(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Iterator[Pair]:
+def pair(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Pair:
     options, tolerance = SESSIONS[kind]
     engine = tiny_engine(tmp_path, options, **DRAFTERS[request.param])
-    yield Pair(open_session(engine), open_session(engine, "reference"), tolerance)
+    return Pair(open_session(engine), open_session(engine, "reference"), tolerance)
 
 
 def test_one_sequence_grows_over_page_and_window_borders(pair: Pair) -> None:

@@ -159,7 +159,8 @@ class FakeProposer(DraftProposer):
 
     def propose(
         self, last_token: int, position: int, num_drafts: int, state: Any, *, target_hidden_stack: Tensor | None = None,
-        grammar_bitmask: Tensor | None = None, grammar: Any = None, draft_embed_target: Any = None, sampling: Any = None,
+        grammar_bitmask: Tensor | None = None, grammar: Any = None, draft_embed_target: Any = None,
+        sampling: Any = None,
     ) -> list[int]:  # fmt: skip
         if target_hidden_stack is not None:
             self._add(state, target_hidden_stack)
@@ -198,9 +199,7 @@ class FakeProposer(DraftProposer):
     def last_pair_key(self, state: Any) -> int | None:
         return None if state.freed or not state.num_rows else state.num_rows - 1
 
-    def catchup_drafter(
-        self, tokens: Sequence[int], hiddens: Tensor, row_base: int, pos_base: int, state: Any
-    ) -> int:
+    def catchup_drafter(self, tokens: Sequence[int], hiddens: Tensor, row_base: int, pos_base: int, state: Any) -> int:
         return self._add(state, hiddens) if row_base == pos_base == state.num_rows else 0
 
     def take_drafter_kv(self, state: Any) -> Any:

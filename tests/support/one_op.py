@@ -47,7 +47,11 @@ def op_model(op: str, inputs: Sequence[Tensor], out_types: Sequence[torch.dtype]
 
 
 def run_op(
-    runner: str, op: str, inputs: Sequence[Tensor], out_types: Sequence[torch.dtype] = (torch.float32,), **attributes: Any
+    runner: str,
+    op: str,
+    inputs: Sequence[Tensor],
+    out_types: Sequence[torch.dtype] = (torch.float32,),
+    **attributes: Any,
 ) -> list[Tensor]:
     """The op's outputs."""
     model = op_model(op, inputs, out_types, **attributes)

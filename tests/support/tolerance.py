@@ -22,7 +22,7 @@ class Tolerance:
 
 
 # Measured on two tiny layers, scalar and element. The authors' fp32 code: 9e-14 and 2e-6 (v1), 1.3e-12 and 9e-6 (v2).
-# Their bf16 code against the fp32 reference on the same bf16 operands: 9e-5 and 0.018 (v1), 8e-4 and 0.046 (v2).
+# Their bf16 code against the fp32 reference on the same bf16 operands: 9e-5 and 0.018 (v1), 1e-3 and 0.053 (v2).
 TOLERANCES: dict[tuple[str, str], Tolerance] = {
     # runner and type              whole tensor  one element
     ("ort", "fp32"):               Tolerance(1e-11, relative=1e-5),

@@ -127,9 +127,10 @@ def test_gaps_cannot_take_another_sequences_share() -> None:
     """T10: a pool for S sequences serves S of them, whatever one of them does."""
     cache = ContextCache(SMALL)
     greedy, other = ContextSequence(), ContextSequence()
+    for position in range(0, 12, 2):
+        cache.append(greedy, position, 1)
     with pytest.raises(ContextExhausted, match="a sequence has 6"):
-        for position in range(0, 24, 2):
-            cache.append(greedy, position, 1)
+        cache.append(greedy, 12, 1)
     cache.append(other, 0, 24)
     assert other.num_rows == 24
 

@@ -6,7 +6,7 @@ The target runs in float64: there, rows computed together and one by one choose 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -20,15 +20,6 @@ from trtllm_dflash.runtime.proposer import SessionProposer
 
 NEW_TOKENS = 21
 Guess = Callable[[int, int], list[int]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Matrices this small only wait for a second thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -139,18 +130,30 @@ def test_every_length_limit_is_exact(proposal: str, max_new_tokens: int, target:
 
 @pytest.mark.parametrize("offset", range(20))
 @pytest.mark.parametrize("proposal", ["perfect", "all wrong", "mixed", "none"])
-def test_a_stop_token_ends_the_sequence_at_every_offset_of_a_block(proposal, offset, target: HFTarget, plain) -> None:
-    """Later rows are neither emitted nor ingested; the anchor after the cut is the stop token itself."""
+def test_a_stop_token_ends_the_sequence_at_every_offset_of_a_block(
+    proposal: str, offset: int, target: HFTarget, plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later rows are neither emitted nor kept, in the drafter or in the target; the stop token is the new anchor."""
+    sequences, new_sequence = [], target.new_sequence
+
+    def keep(taps: Sequence[int]) -> object:
+        sequences.append(new_sequence(taps))
+        return sequences[-1]
+
+    monkeypatch.setattr(target, "new_sequence", keep)
     prompt, expected = next((p, e) for p, e in plain if e.index(e[offset]) == offset)  # its first occurrence
     proposer = FakeProposer(PROPOSALS[proposal](prompt, expected))
     heard: list[int] = []
     stop = expected[offset]
-    result = generate(
-        target, proposer, prompt, max_new_tokens=NEW_TOKENS, stop_ids={stop}, on_token=lambda token, _: heard.append(token)
-    )  # fmt: skip
+
+    def hear(token: int, drafted: bool) -> None:
+        heard.append(token)
+
+    result = generate(target, proposer, prompt, max_new_tokens=NEW_TOKENS, stop_ids={stop}, on_token=hear)
     assert result.token_ids == heard == expected[: offset + 1]
     assert result.finish_reason == "stop"
     check_counts(result)
+    assert sequences[0].length == len(prompt) + offset
     (state,) = proposer.states
     assert state.num_rows == (len(prompt) + offset if offset else 0), "a finished prompt is not even ingested"
     check_context(target, prompt, result, proposer)

@@ -45,7 +45,7 @@ def test_a_kernel_replaces_the_body() -> None:
 
 
 def test_what_depends_on_weights_alone_is_computed_once() -> None:
-    model, (x, norm, weight) = norm_linear_model()
+    model, (_, norm, weight) = norm_linear_model()
     for name, tensor in (("norm", norm), ("weight", weight)):
         model.graph.initializer.append(helper.make_tensor(name, TensorProto.FLOAT, tensor.shape, tensor.flatten()))
         model.graph.input.remove(next(v for v in model.graph.input if v.name == name))

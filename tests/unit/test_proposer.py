@@ -338,7 +338,7 @@ def test_catching_up_needs_the_right_base() -> None:
 def test_a_request_longer_than_the_engine_is_refused_before_it_starts() -> None:
     proposer = make()
     assert proposer.alloc_state_for(96)
-    with pytest.raises(EngineMismatchError, match="97 tokens.*max_seq_len 96.*--max_seq_len 97"):
+    with pytest.raises(EngineMismatchError, match=r"97 tokens.*max_seq_len 96.*--max_seq_len 97"):
         proposer.alloc_state_for(97)
 
 

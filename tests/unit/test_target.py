@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -158,6 +159,13 @@ def test_layers_that_slide_refuse_to_go_back_further_than_they_can() -> None:
     assert sequence.length == 7
 
 
+def test_layers_that_slide_do_not_grow_with_plain_decoding() -> None:
+    sequence = tiny_target(model_type="mistral", sliding_window=4).new_sequence()
+    for token in range(30):
+        sequence.forward([token])
+    assert max(layer.keys.shape[-2] for layer in sequence._cache.layers) <= 4
+
+
 def test_last_only_computes_one_row_of_logits_and_all_features(target: HFTarget) -> None:
     whole = target.new_sequence([0]).forward(PROMPT)
     last = target.new_sequence([0]).forward(PROMPT, last_only=True)
@@ -275,7 +283,7 @@ def test_a_package_with_several_or_vanished_models_is_refused(monkeypatch, tmp_p
     with pytest.raises(DFlashError, match=r"2 .gguf files \(a.gguf, b.gguf\), expected 1"):
         load_target("package:p")
     distribution(monkeypatch, tmp_path, "p/a.gguf")
-    with pytest.raises(DFlashError, match="a.gguf is listed and not there; reinstall"):
+    with pytest.raises(DFlashError, match=r"a\.gguf is listed and not there; reinstall"):
         load_target("package:p")
 
 
@@ -289,8 +297,7 @@ def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_importing_the_runtime_does_not_import_transformers() -> None:
-    import subprocess
-
-    code = "import sys, trtllm_dflash.runtime.hf_target, trtllm_dflash.runtime.decode; print('transformers' in sys.modules)"
+    modules = "sys, trtllm_dflash.runtime.hf_target, trtllm_dflash.runtime.decode"
+    code = f"import {modules}; print('transformers' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"

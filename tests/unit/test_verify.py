@@ -34,6 +34,7 @@ def test_leading_matches_are_accepted_and_the_next_row_gives_the_bonus(drafts, c
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("vocab", [3, 160, 49152, 151_936])
 @pytest.mark.parametrize("num_rows", [1, 8])
+@pytest.mark.usefixtures("two_threads")
 def test_ties_go_to_the_lowest_id(dtype: torch.dtype, vocab: int, num_rows: int) -> None:
     """For every vector lane and every thread that reduces a part: the winner may stand anywhere."""
     generator = torch.Generator().manual_seed(vocab)

@@ -9,7 +9,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from ..config import BuildOptions, DrafterConfig
+from ..config import BuildOptions
 from .output import log, mib, print_json, print_table
 
 
@@ -35,8 +35,7 @@ def run(args: argparse.Namespace) -> int:
     """Build, and print every resolved option with its origin, the memory arithmetic and the result."""
     from ..checkpoint.parse import parse_checkpoint
     from ..engine.directory import check_output
-    from ..limits import Limits
-    from ..pipeline import build_engine, plan_build
+    from ..pipeline import build_engine, memory_plan, plan_build
 
     given = {f.name: getattr(args, f.name) for f in dataclasses.fields(BuildOptions) if hasattr(args, f.name)}
     options = BuildOptions(**given)
@@ -78,20 +77,6 @@ def run(args: argparse.Namespace) -> int:
             log.print(f"note: {note}", markup=False)
         print(f"built {engine.directory} in {seconds:.1f} s")
     return 0
-
-
-def memory_plan(config: DrafterConfig, limits: Any, dtype: str) -> dict[str, int]:
-    """Bytes that a session of this build will hold, by purpose; the target's own memory is not in it."""
-    element = 4 if dtype == "float32" else 2
-    body = config.num_layers * (
-        (config.qkv_size + config.q_size) * config.hidden_size + 3 * config.intermediate_size * config.hidden_size
-    ) + config.feature_size * config.hidden_size  # fmt: skip
-    return {
-        f"weights in {dtype}": body * element,
-        f"context pool ({limits.num_pages} pages of {limits.tokens_per_block} tokens)": limits.pool_bytes(config, element),
-        "context per 1,000 tokens of a sequence": 1000 * limits.context_bytes_per_token(config, element),
-        "logits of one full batch": limits.max_batch_size * limits.max_draft_len * config.draft_vocab_size * 4,
-    }
 
 
 def _resolved(options: BuildOptions, limits: Any, given: dict[str, Any]) -> list[tuple[str, Any, str]]:

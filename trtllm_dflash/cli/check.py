@@ -1,4 +1,4 @@
-"""``trtllm-dflash check``: does an engine compute what the reference computes, and is it of this checkpoint and target."""
+"""``trtllm-dflash check``: does an engine compute what the reference does; is it of this checkpoint and target."""
 
 from __future__ import annotations
 

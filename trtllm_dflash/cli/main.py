@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from .. import __version__
 from ..errors import DFlashError
 
+DESCRIPTION = "DFlash speculative-decoding drafters: build engines, check them, generate text with them."
 VERBS = {
     "build": "build an engine directory from a drafter checkpoint",
     "inspect": "show what a checkpoint or an engine directory holds",
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="trtllm-dflash", description=(__import__(__package__.split(".")[0]).__doc__))
+    parser = argparse.ArgumentParser(prog="trtllm-dflash", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"trtllm-dflash {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, text in VERBS.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,6 +11,14 @@ from rich.console import Console
 from rich.table import Table
 
 log = Console(stderr=True, highlight=False)
+
+
+def positive(text: str) -> int:
+    """An argparse type: an integer of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is given, expected at least 1")
+    return value
 
 
 def print_json(values: Any) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from .report import Prompt
+
 
 class TextStream:
     """Prints a text token by token: accepted drafts green on a terminal, in ``[ ]`` everywhere else.
@@ -15,18 +17,16 @@ class TextStream:
     character yet (byte-level tokenizers split characters).
     """
 
-    def __init__(self, tokenizer: Any, console: Console) -> None:
+    def __init__(self, tokenizer: Any, console: Console, prompt: Prompt) -> None:
         self._tokenizer = tokenizer
         self._console = console
         self._colour = console.is_terminal
         self._token_ids: list[int] = []
         self._printed = 0
         self._marking = False
-
-    @property
-    def legend(self) -> str:
-        """What the mark looks like."""
-        return "green: drafted and accepted" if self._colour else "[ ]: drafted and accepted"
+        mark = "green" if self._colour else "[in brackets]"
+        console.rule(f"{prompt.kind} (drafted and accepted: {mark})", align="left", characters="-")
+        console.print(Text(f"{prompt.text.strip()}\n"), soft_wrap=True)
 
     def __call__(self, token_id: int, drafted: bool) -> None:
         """Print what this token adds to the text."""
@@ -43,7 +43,7 @@ class TextStream:
     def close(self) -> None:
         """End the mark and the line."""
         self._mark(False)
-        self._write("\n", False)
+        self._write("\n\n", False)
 
     def _mark(self, drafted: bool) -> None:
         if not self._colour and drafted != self._marking:

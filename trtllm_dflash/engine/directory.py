@@ -1,4 +1,4 @@
-"""Writing an engine directory: into a temporary sibling, renamed when complete. A killed build leaves nothing that opens."""
+"""Writing an engine directory: into a temporary sibling, renamed when complete, so a killed build leaves nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``config.json`` of an engine directory: what the engine is, what it was made from, and the checks before it is opened.
+"""``config.json`` of an engine directory: what the engine is, what it was made from, and the checks on opening it.
 
 Nothing is deserialized before every stamp has been compared; one message names all differences and the command that
 rebuilds. ``digest`` covers the manifest itself, so an edited value is a difference like any other.

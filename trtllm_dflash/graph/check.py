@@ -1,4 +1,4 @@
-"""What holds of every model once it is built. A violation is a bug in the graph builders, found before any runner sees it."""
+"""What holds of every model once it is built. A violation is a bug in the graph builders, found before a runner is."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ def check_file(path: Path) -> None:
         raise BuildError(f"{path.name}: onnx.checker refuses the model: {error}") from error
 
 
-def _signature(
-    model: onnx.ModelProto, name: ModelName, config: DrafterConfig, compute: ComputeType
-) -> Iterator[str]:
+def _signature(model: onnx.ModelProto, name: ModelName, config: DrafterConfig, compute: ComputeType) -> Iterator[str]:
     """Inputs and outputs are exactly those of io_spec."""
     spec = model_spec(name, config)
     for kind, found, expected in (
         ("input", model.graph.input, spec.inputs), ("output", model.graph.output, spec.outputs),
     ):  # fmt: skip
-        declared = [
-            (v.name, v.type.tensor_type.elem_type, tuple(d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim))
-            for v in found
-        ]
+        declared = [_declared(value) for value in found]
         wanted = [(t.name, ELEMENT_TYPES[compute if t.dtype == "T" else t.dtype], t.dims) for t in expected]
         if declared != wanted:
             yield f"{kind}s are {declared}, io_spec says {wanted}"
+
+
+def _declared(value: onnx.ValueInfoProto) -> tuple[str, int, tuple[int | str, ...]]:
+    tensor = value.type.tensor_type
+    return value.name, tensor.elem_type, tuple(d.dim_param or d.dim_value for d in tensor.shape.dim)
 
 
 def _opsets(model: onnx.ModelProto) -> Iterator[str]:
@@ -67,7 +67,7 @@ def _opsets(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _custom_nodes(model: onnx.ModelProto) -> Iterator[str]:
-    """Every custom op has its body here, its plugin namespace, no optional inputs, and integers that fit a plugin field."""
+    """Custom ops have a body here, their plugin namespace, no optional inputs, and integers that fit a plugin field."""
     bodies = {f.name for f in model.functions}
     for node in model.graph.node:
         if node.domain != DOMAIN:

@@ -89,7 +89,8 @@ ContextKV <eps, magnitude, num_heads, num_kv_heads, head_dim>
     k, context_v = Split <axis = 2, num_outputs = 2> (token_major)
     k_norm_column = Unsqueeze (k_norm, rows_axis)
     position_column = Unsqueeze (positions, rows_axis)
-    context_k = NormRope <eps: float = @eps, magnitude: float = @magnitude> (k, k_norm_column, position_column, inv_freq)
+    context_k = NormRope <eps: float = @eps, magnitude: float = @magnitude>
+        (k, k_norm_column, position_column, inv_freq)
 }"""
 
 # x [..., H], norm [H], weight [N, H] -> [..., N]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import onnx
@@ -38,9 +39,12 @@ class Program:
     """A loaded model. Invariant: steps stand in an order in which every input is defined before it is read."""
 
     def __init__(
-        self, model: onnx.ModelProto, weights: Mapping[str, Tensor], device: torch.device, kernels: Kernels | None = None
+        self,
+        model: onnx.ModelProto,
+        weights: Mapping[str, Tensor],
+        device: torch.device,
+        kernels: Kernels = MappingProxyType({}),
     ) -> None:
-        kernels = kernels or {}
         # Functions without a kernel are inlined; one that stands inside another function's body goes with that body.
         bodies = [(f.domain, f.name) for f in model.functions if f.name not in kernels]
         inlined = onnx.inliner.inline_selected_functions(model, bodies)
@@ -72,7 +76,8 @@ class Program:
 def _operation(node: onnx.NodeProto, kernels: Kernels) -> Operation:
     table = kernels if node.domain == DOMAIN else OPS
     if node.op_type not in table:
-        raise UnsupportedError(f"node {node.name}: the torch interpreter has no {node.domain or 'ONNX'} op {node.op_type}")
+        domain = node.domain or "ONNX"
+        raise UnsupportedError(f"node {node.name}: the torch interpreter has no {domain} op {node.op_type}")
     return table[node.op_type]
 
 
@@ -90,7 +95,7 @@ def _attributes(node: onnx.NodeProto, device: torch.device) -> dict[str, Any]:
 
 
 def _initializer(tensor: onnx.TensorProto, weights: Mapping[str, Tensor], device: torch.device) -> Tensor:
-    """A weight by its name, or layer i of a stacked weight by its name ``layers.i.<name>``; small constants from the model."""
+    """A weight by its name, a layer of a stacked weight by ``layers.<i>.<name>``, a constant from the model itself."""
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
         return torch.from_numpy(onnx.numpy_helper.to_array(tensor).copy()).to(device)
     if tensor.name in weights:
@@ -106,9 +111,7 @@ def _store(values: dict[str, Any], names: tuple[str, ...], result: Any) -> None:
         values.update(zip(names, result, strict=True))
 
 
-def _with_last_uses(
-    nodes: list[tuple[onnx.NodeProto, Operation]], kept: set[str], device: torch.device
-) -> list[_Step]:
+def _with_last_uses(nodes: list[tuple[onnx.NodeProto, Operation]], kept: set[str], device: torch.device) -> list[_Step]:
     """Steps that free each intermediate value after its last reader."""
     steps, seen = [], set(kept)
     produced = {name for node, _ in nodes for name in node.output}

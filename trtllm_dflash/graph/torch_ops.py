@@ -1,4 +1,4 @@
-"""The standard ONNX ops that the function bodies use, on torch tensors: ONNX semantics of opset 23, no more than needed.
+"""The standard ONNX ops that the function bodies use, on torch tensors: semantics of opset 23, no more than needed.
 
 Shapes are values here as they are in ONNX: `Shape` yields an int64 tensor. They stay on the CPU on every device, so
 that reading a size never waits for a GPU.
@@ -64,8 +64,8 @@ def _slice(x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor) -> Tensor:
 
 def _split(x: Tensor, sizes: Tensor | None = None, *, axis: int, num_outputs: int = 0) -> tuple[Tensor, ...]:
     if sizes is not None:
-        return x.split(sizes.tolist(), axis)
-    return x.split(math.ceil(x.shape[axis] / num_outputs), axis)
+        return torch.split(x, sizes.tolist(), axis)
+    return torch.split(x, math.ceil(x.shape[axis] / num_outputs), axis)
 
 
 def _pad(x: Tensor, pads: Tensor) -> Tensor:
@@ -78,7 +78,8 @@ def _pad(x: Tensor, pads: Tensor) -> Tensor:
 def _gather(x: Tensor, index: Tensor, *, axis: int) -> Tensor:
     if index.dim() == 0:
         return x.select(axis, int(index))
-    return x.index_select(axis, index.reshape(-1)).unflatten(axis, index.shape)
+    shape = (*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
+    return x.index_select(axis, index.reshape(-1)).view(shape)
 
 
 def _rms_normalization(x: Tensor, scale: Tensor, *, axis: int, epsilon: float) -> Tensor:
@@ -90,7 +91,7 @@ def _rms_normalization(x: Tensor, scale: Tensor, *, axis: int, epsilon: float) -
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, scale: float) -> Tensor:
-    """q [S, nq, B, D], k and v [S, nkv, T, D], mask [S, 1, B, T], True is visible; query heads share KV heads in order."""
+    """q [S, nq, B, D], k and v [S, nkv, T, D], mask [S, 1, B, T], True is visible; query head h reads h // (nq/nkv)."""
     grouped = q.shape[1] != k.shape[1]
     return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
 

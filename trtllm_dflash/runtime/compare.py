@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from .target import Target
 
-TIE_GAP = 1e-3  # logits: verifying m + 1 rows at once is not bit-equal to single rows, so closer calls may fall either way
+# In logits. Verifying m + 1 rows at once is not bit-equal to single rows, so closer calls may fall either way.
+TIE_GAP = 1e-3
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def compare(session: Session, reference: Session, *, seed: int = 0) -> list[Step
         runner.bind_target(embedding, head)
     cache, context = ContextCache(limits), ContextSequence()
     page, gap = limits.tokens_per_block, None
-    results = []
+    results: list[StepResult] = []
     position = 0
     for rows in _chunks(limits.max_num_tokens, page):
         if len(results) == 3:

@@ -1,0 +1,236 @@
+"""The command line: exit codes, streams, JSON, and that flags follow from BuildOptions."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.fakes import tiny_target
+from tests.support.tiny import write_checkpoint
+from trtllm_dflash.cli import generate as generate_verb
+from trtllm_dflash.cli.main import main
+from trtllm_dflash.config import BuildOptions
+from trtllm_dflash.runtime import hf_target
+
+ROOT = Path(__file__).parents[2]
+FLAGS = ["--max_seq_len", "256", "--max_batch_size", "2", "--tokens_per_block", "16"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("cli") / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint: Path) -> Path:
+    out = checkpoint.parent / "engine"
+    assert main(["build", "--checkpoint_dir", str(checkpoint), "--output_dir", str(out), *FLAGS]) == 0
+    return out
+
+
+class TinyTokenizer:
+    """Words are token ids in decimal; the chat template puts id 1 in front."""
+
+    chat_template = "tiny"
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [int(word) for word in text.split()]}
+
+    def apply_chat_template(self, chat: list[dict[str, str]], **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [1, *self(chat[0]["content"])["input_ids"]]}
+
+    def decode(self, ids: list[int], **_: Any) -> str:
+        return "".join(f" {token}" for token in ids)
+
+
+@pytest.fixture
+def tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--target tiny` loads a random model; everything behind it is real."""
+    monkeypatch.setattr(hf_target, "load_target", lambda spec: (tiny_target(), TinyTokenizer()))
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, Any]:
+    code = main(argv)
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_every_build_option_is_a_flag_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["build", "--help"])
+    assert caught.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for field in dataclasses.fields(BuildOptions):
+        assert f"--{field.name}" in text
+        assert f"(default: {field.default})" in text
+
+
+def test_build_prints_options_with_their_origin_and_the_memory(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["build", "--checkpoint_dir", str(checkpoint), "--output_dir", str(tmp_path / "e"), *FLAGS]) == 0
+    lines = [line.split("│")[1:4] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    options = {name.strip(): (value.strip(), origin.strip()) for name, value, *rest in lines for origin in rest if rest}
+    assert options["max_seq_len"] == ("256", "flag")
+    assert options["max_draft_len"] == ("7", "checkpoint")
+    assert options["max_num_tokens"] == ("2048", "default")
+
+
+def test_build_json(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("build", "--checkpoint_dir", str(checkpoint), "--output_dir", str(tmp_path / "e"), *FLAGS, "--json")
+    code, report = run_json(capsys, *arguments)
+    assert code == 0
+    assert report["limits"]["max_draft_len"] == 7
+    assert set(report["files"]) == {"config.json", "weights.safetensors", "context.onnx", "block.onnx", "head.onnx"}
+    pool = next(size for what, size in report["memory_bytes"].items() if what.startswith("context pool"))
+    assert pool == 2 * 4 * 2 * 2 * 16 * (256 * 2 + 16)  # K and V, float32, layers, heads, head_dim, tokens + dummy page
+
+
+def test_a_refusal_is_one_line_on_stderr_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["build", "--checkpoint_dir", str(tmp_path / "no"), "--output_dir", str(tmp_path / "e")]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("CheckpointError: ")
+    assert "Traceback" not in output.err
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> None:
+    monkeypatch.setattr("trtllm_dflash.checkpoint.parse.parse_checkpoint", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["inspect", "--checkpoint_dir", str(checkpoint)])
+
+
+@pytest.mark.parametrize("family", ["dflash", "dflash2", "dspark"])
+def test_inspect_reads_checkpoints_of_every_family(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = write_checkpoint(tmp_path / family, family)
+    code, report = run_json(capsys, "inspect", "--checkpoint_dir", str(directory), "--json")
+    assert code == 0
+    assert report["drafter"]["family"] == family
+
+
+@pytest.mark.parametrize("family", ["dflash2", "dspark"])
+def test_what_is_not_built_yet_is_refused_by_name(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = write_checkpoint(tmp_path / "checkpoint", family)
+    assert main(["build", "--checkpoint_dir", str(directory), "--output_dir", str(tmp_path / "e")]) == 2
+    assert f"UnsupportedError: checkpoint: needs the {family} head" in capsys.readouterr().err
+    assert not (tmp_path / "e").exists()
+
+
+def test_inspect_shows_an_engine(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = run_json(capsys, "inspect", "--engine_dir", str(engine), "--json")
+    assert code == 0
+    assert report["limits.max_seq_len"] == 256
+    assert main(["inspect", "--engine_dir", str(engine)]) == 0
+
+
+def test_check_agrees_with_the_reference(engine: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("check", "--engine_dir", str(engine), "--checkpoint_dir", str(checkpoint), "--json")
+    code, report = run_json(capsys, *arguments)
+    assert code == 0
+    assert report["same"] is True
+    assert len(report["steps"]) >= 6
+    assert report["steps"][0]["context_rows"] == 0
+    assert report["steps"][-1]["first_gap"] is not None
+
+
+def test_check_finds_a_difference(
+    engine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One weight of one layer off by a few percent, as a wrong kernel would be."""
+    from trtllm_dflash.runtime import open as opening
+
+    read = opening.read_weights
+
+    def disturbed(directory: Path) -> dict[str, Any]:
+        weights = read(directory)
+        weights["q_norm"] = weights["q_norm"] * 1.05
+        return weights
+
+    monkeypatch.setattr(opening, "read_weights", disturbed)
+    assert main(["check", "--engine_dir", str(engine)]) == 1
+    assert "same as the reference: NO" in capsys.readouterr().out
+
+
+def test_check_names_another_checkpoint(engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = write_checkpoint(tmp_path / "other", seed=9)
+    assert main(["check", "--engine_dir", str(engine), "--checkpoint_dir", str(other)]) == 2
+    assert "rebuild: trtllm-dflash build" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("tiny_model")
+def test_generate_compares_with_plain_decoding(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("generate", "--engine_dir", str(engine), "--target", "tiny", "--prompt", "5 6 7", "--prompt", "8")
+    code, report = run_json(capsys, *arguments, "--max_tokens", "20", "--compare", "--json")
+    assert code == 0
+    assert report["identical"] == "yes"
+    assert [len(answer["token_ids"]) for answer in report["answers"]] == [20, 20]
+    assert report["statistics"]["prompt"]["speculative"]["steps"] > 0
+
+
+@pytest.mark.usefixtures("tiny_model")
+def test_generate_streams_text_with_accepted_drafts_in_brackets(
+    engine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", "--engine_dir", str(engine), "--target", "tiny", "--prompt", "5 6", "--max_tokens", "64"]
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    stream = text.split("5 6\n\n", 1)[1].split("\n\n", 1)[0]
+    assert stream.count("[") == stream.count("]")
+    assert len(stream.replace("[", "").replace("]", "").split()) == 64
+
+
+@pytest.mark.usefixtures("tiny_model")
+@pytest.mark.parametrize(
+    ("prompt", "flags", "message"),
+    [
+        (" ", [], "prompt 0: is empty"),
+        ("5 " * 250, [], "has 251 tokens and may get 160 more, 411 in all, but the engine's max_seq_len is 256"),
+        ("5", ["--max_tokens", "500"], "build with --max_seq_len 502"),
+        ("5", ["--max_draft_len", "8"], "num_drafts: 8, the drafter was built for at most 7"),
+    ],
+)
+def test_generate_refuses_what_does_not_fit(
+    prompt: str, flags: list[str], message: str, engine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "--engine_dir", str(engine), "--target", "tiny", "--prompt", prompt, *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def prompts_file(tmp_path: Path, content: str) -> Any:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(content)
+    parser = main.__globals__["_parser"]()
+    return parser.parse_args(["generate", "--engine_dir", "e", "--target", "t", "--prompts_file", str(path)])
+
+
+def test_prompts_file_names_every_bad_line(tmp_path: Path) -> None:
+    args = prompts_file(tmp_path, '{"prompt": "a"}\nnot json\n{"text": "b"}\n[1]\n')
+    with pytest.raises(Exception, match=r"(?s)3 problems.*line 2.*line 3.*line 4"):
+        generate_verb.read_prompts(args)
+
+
+def test_prompts_file_gives_kinds(tmp_path: Path) -> None:
+    args = prompts_file(tmp_path, '{"prompt": "a", "kind": "x"}\n\n{"prompt": "b"}\n')
+    assert generate_verb.read_prompts(args) == [("a", "x"), ("b", "prompt")]
+
+
+def test_the_build_script_is_the_same_builder(checkpoint: Path, tmp_path: Path) -> None:
+    script = ROOT / "build_scripts" / "build_engine.py"
+    command = [sys.executable, str(script), "--checkpoint_dir", str(checkpoint), "--output_dir", str(tmp_path / "e")]
+    result = subprocess.run([*command, *FLAGS, "--json"], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert json.loads(result.stdout)["engine_dir"] == str(tmp_path / "e")
+
+
+def test_help_needs_no_heavy_import() -> None:
+    code = "import sys; from trtllm_dflash.cli.main import _parser; _parser(); print(*sorted(sys.modules))"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "onnx", "onnxruntime", "transformers"} & set(modules)
