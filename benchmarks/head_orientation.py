@@ -51,7 +51,7 @@ def main() -> None:
         feeds = {"x": np.random.default_rng(1).standard_normal((rows, HIDDEN), np.float32), "w": weight}
         first, second = (s.run(None, feeds)[0] for s in sessions.values())
         np.testing.assert_allclose(first, second, rtol=1e-4, atol=1e-3)
-        plain, swapped = (median_seconds(lambda s=s: s.run(None, feeds)) for s in sessions.values())
+        plain, swapped = (median_seconds(lambda s=s, feeds=feeds: s.run(None, feeds)) for s in sessions.values())
         print(f"{rows:4} | {swapped / plain:.2f}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,7 +86,8 @@ def authors(target: HFTarget, prompts: list[list[int]]) -> list[SimpleNamespace]
     dflash: Any = pytest.importorskip("dflash.model", reason="the authors' package, PyPI dflash, is not installed")
     drafter = dflash.DFlashDraftModel.from_pretrained(DRAFTER, dtype=torch.float32).eval()
     results = []
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # theirs names the cache as transformers did before 5.24
         patch.setattr(dflash, "_cuda_time", time.perf_counter)  # theirs synchronises a GPU
         for prompt in prompts:
             result = dflash.dflash_generate(
