@@ -23,11 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.support.fakes import tiny_target
 from tests.support.tiny import write_checkpoint
 from trtllm_dflash.config import BuildOptions
-from trtllm_dflash.heads.base import HEADS
 from trtllm_dflash.pipeline import build_engine
 from trtllm_dflash.runtime.decode import generate
 from trtllm_dflash.runtime.open import open_session
-from trtllm_dflash.runtime.proposer import SessionProposer
+from trtllm_dflash.runtime.session_proposer import SessionProposer
 
 NEW_TOKENS = 4000
 inside = 0.0  # seconds in compute since the last token
@@ -70,7 +69,7 @@ def main() -> None:
             steps.append((tokens, now - last - inside))
             last, inside = now, 0.0
 
-    proposer = SessionProposer(session, HEADS[session.config.family])
+    proposer = SessionProposer(session)
     generate(target, proposer, [5, 6, 7], max_new_tokens=NEW_TOKENS, on_token=on_token)
     print("context length | our own Python per step, ms (median of the steps in the range)")
     for low in range(0, NEW_TOKENS, 1000):

@@ -35,7 +35,7 @@ def build_engine(
 ) -> Engine:
     """Build an engine directory from a drafter checkpoint.
 
-    ``target`` has the drafter checked against the model it is meant for; the engine then opens for that model only.
+    ``target`` has the drafter checked against the model it is meant for, and is noted in the manifest.
     ``progress`` is called with each of ``STEPS`` as it begins.
 
     Raises:

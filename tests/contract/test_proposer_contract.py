@@ -21,8 +21,9 @@ from trtllm_dflash.checkpoint.weights import load_weights
 from trtllm_dflash.heads.base import HEADS
 from trtllm_dflash.runtime.decode import generate
 from trtllm_dflash.runtime.hf_target import HFTarget
-from trtllm_dflash.runtime.proposer import DraftProposer, SessionProposer
+from trtllm_dflash.runtime.proposer import DraftProposer
 from trtllm_dflash.runtime.reference_session import ReferenceSession
+from trtllm_dflash.runtime.session_proposer import SessionProposer
 
 Make = Callable[[HFTarget, Path], DraftProposer]
 PROMPT = [5, 9, 11, 42, 7, 100, 13, 8, 21, 33, 2]

@@ -6,9 +6,10 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -17,13 +18,16 @@ from trtllm_dflash.checkpoint.parse import parse_checkpoint
 from trtllm_dflash.checkpoint.weights import load_weights
 from trtllm_dflash.config import BuildOptions
 from trtllm_dflash.limits import Limits
+from trtllm_dflash.pipeline import build_engine
+from trtllm_dflash.runtime.decode import Generation, generate
 from trtllm_dflash.runtime.hf_target import HFTarget, load_target
+from trtllm_dflash.runtime.open import open_session
 from trtllm_dflash.runtime.reference_session import ReferenceSession
 from trtllm_dflash.runtime.session import Session
 
 ROOT = Path(__file__).parents[2]
 DRAFTER = ROOT / "examples" / "smollm2-135m-dflash-b8"
-PROMPTS = ROOT / "tests" / "data" / "gsm8k_rows_100_111.jsonl"
+PROMPTS = ROOT / "examples" / "prompts" / "gsm8k_eval_prompts.jsonl"
 NEW_TOKENS = 160
 STOP_IDS = [2]
 
@@ -34,8 +38,17 @@ def reference_session(checkpoint_dir: Path, engine_dir: Path) -> Session:
     return ReferenceSession(checkpoint.config, limits, load_weights(checkpoint))
 
 
+def built_session(runtime: Literal["onnxruntime", "torch"], checkpoint_dir: Path, engine_dir: Path) -> Session:
+    options = BuildOptions(runtime=runtime, max_batch_size=1, max_seq_len=1024)
+    return open_session(build_engine(checkpoint_dir, engine_dir, options))
+
+
 # A session kind: checkpoint directory and an empty directory for an engine -> session, not yet bound to the target.
-SESSIONS: dict[str, Callable[[Path, Path], Session]] = {"reference": reference_session}
+SESSIONS: dict[str, Callable[[Path, Path], Session]] = {
+    "ort": partial(built_session, "onnxruntime"),
+    "torch": partial(built_session, "torch"),
+    "reference": reference_session,
+}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -59,14 +72,14 @@ def session(request: pytest.FixtureRequest, target: HFTarget, tmp_path_factory: 
 
 
 ROWS = [
-    pytest.param(slice(0, 2), id="rows 100-101"),
-    pytest.param(slice(2, 12), id="rows 102-111", marks=pytest.mark.slow),
+    pytest.param(slice(100, 102), id="rows 100-101"),
+    pytest.param(slice(102, 112), id="rows 102-111", marks=pytest.mark.slow),
 ]
 
 
 @pytest.fixture(scope="session", params=ROWS)
 def rows(request: pytest.FixtureRequest) -> slice:
-    """Which of the twelve prompts."""
+    """Which of the file's prompts."""
     chosen: slice = request.param
     return chosen
 
@@ -78,6 +91,12 @@ def prompts(rows: slice, target: HFTarget) -> list[list[int]]:
     chats = [[{"role": "user", "content": text}] for text in texts]
     encode = target.tokenizer.apply_chat_template
     return [list(encode(chat, add_generation_prompt=True, return_dict=True)["input_ids"]) for chat in chats]
+
+
+@pytest.fixture(scope="session")
+def plain(target: HFTarget, prompts: list[list[int]]) -> list[Generation]:
+    """The target alone."""
+    return [generate(target, None, prompt, max_new_tokens=NEW_TOKENS, stop_ids=STOP_IDS) for prompt in prompts]
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from trtllm_dflash.errors import DFlashError, EngineMismatchError
 from trtllm_dflash.heads.base import HEADS
 from trtllm_dflash.runtime.decode import Generation, generate
 from trtllm_dflash.runtime.hf_target import HFTarget
-from trtllm_dflash.runtime.proposer import SessionProposer
+from trtllm_dflash.runtime.session_proposer import SessionProposer
 
 NEW_TOKENS = 21
 Guess = Callable[[int, int], list[int]]

@@ -39,12 +39,11 @@ def run(args: argparse.Namespace) -> int:
     import torch
     from rich.console import Console
 
-    from ..heads.base import HEADS
     from ..runtime.compare import first_difference
     from ..runtime.decode import generate
     from ..runtime.hf_target import load_target
     from ..runtime.open import open_session
-    from ..runtime.proposer import SessionProposer
+    from ..runtime.session_proposer import SessionProposer
     from .report import Answer, Prompt, as_json, has_difference, print_report
     from .text_stream import TextStream
 
@@ -54,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     with log.status("opening the engine and the target", spinner="dots"):
         session = open_session(args.engine_dir, args.session)
         target, tokenizer = load_target(args.target)
-        proposer = SessionProposer(session, HEADS[session.config.family])
+        proposer = SessionProposer(session)
         proposer.validate_against_target(target.spec)
         session.bind_target(target.embedding, target.lm_head)
     prompts = [Prompt(text, kind, encode(tokenizer, text, args.raw)) for text, kind in texts]

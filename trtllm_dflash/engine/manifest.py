@@ -33,7 +33,7 @@ class Engine:
     limits: Limits
     rendering: str
     drafter_sha256: str
-    target: dict[str, Any] | None  # TargetSpec of the build's --target, None when it had none
+    target: dict[str, Any] | None  # the TargetSpec that the build was checked against, if any
 
 
 def write_manifest(

@@ -69,12 +69,14 @@ def _opsets(model: onnx.ModelProto) -> Iterator[str]:
 def _custom_nodes(model: onnx.ModelProto) -> Iterator[str]:
     """Custom ops have a body here, their plugin namespace, no optional inputs, and integers that fit a plugin field."""
     bodies = {f.name for f in model.functions}
+    inner = [node for function in model.functions for node in function.node]
+    for node in (*model.graph.node, *inner):
+        if node.domain == DOMAIN and node.op_type not in bodies:
+            yield f"no function {node.op_type} in the model"
     for node in model.graph.node:
         if node.domain != DOMAIN:
             continue
         attributes = {a.name: a for a in node.attribute}
-        if node.op_type not in bodies:
-            yield f"node {node.name}: no function {node.op_type} in the model"
         if "" in node.input:
             yield f"node {node.name}: optional input {list(node.input).index('')} of {node.op_type}"
         if attributes.get("plugin_namespace", AttributeProto()).s != DOMAIN.encode():

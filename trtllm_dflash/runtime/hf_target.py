@@ -181,6 +181,46 @@ def load_target(spec: str, dtype: torch.dtype = torch.float32) -> tuple[HFTarget
     return HFTarget(model, tokenizer), tokenizer
 
 
+def target_spec(spec: str) -> TargetSpec:
+    """What a drafter must know of a target, from its configuration alone; weights are not read.
+
+    Raises:
+        DFlashError: as ``load_target``.
+    """
+    with _reading(spec) as place:
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(**place).get_text_config()
+    return TargetSpec(
+        name=spec,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_hidden_layers,
+        vocab_size=config.vocab_size,
+        embedding_rows=config.vocab_size,
+    )
+
+
+@contextlib.contextmanager
+def _reading(spec: str) -> Iterator[dict[str, Any]]:
+    """Quiet, with the arguments that say where ``spec`` lies; whatever transformers raises becomes a DFlashError."""
+    path = _resolve(spec)
+    is_gguf = path.suffix == ".gguf"
+    needed = ("transformers", "accelerate", "gguf") if is_gguf else ("transformers",)
+    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+        raise DFlashError(f"target {spec}: {' and '.join(missing)} not installed, needed to read it; {INSTALL}")
+    place: dict[str, Any] = {"pretrained_model_name_or_path": str(path), "local_files_only": True}
+    if is_gguf:
+        place |= {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    with _quiet():
+        try:
+            yield place
+        except Exception as error:  # transformers raises whatever its readers raise
+            reason = " ".join(str(error).split()) or "no reason given"
+            raise DFlashError(
+                f"target {spec}: transformers cannot load {path}: {type(error).__name__}: {reason}"
+            ) from error
+
+
 def _resolve(spec: str) -> Path:
     """The file or directory that a target specification names."""
     if spec.startswith("package:"):
