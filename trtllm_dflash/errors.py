@@ -6,6 +6,8 @@ as it is and exits with 2; any other exception is a bug and keeps its traceback.
 
 from __future__ import annotations
 
+_MAX_LISTED = 40  # lines of one message; a file of another kind would fill thousands
+
 
 class DFlashError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -38,8 +40,9 @@ class ContractError(DFlashError):
 class Problems:
     """Collects refusals, so that one message names all of them."""
 
-    def __init__(self, subject: str) -> None:
+    def __init__(self, subject: str, remedy: str = "") -> None:
         self.subject = subject
+        self.remedy = remedy  # what to do about any of them, said once
         self._found: list[str] = []
 
     def __bool__(self) -> bool:
@@ -59,7 +62,11 @@ class Problems:
     def raise_as(self, error: type[DFlashError]) -> None:
         """Raise ``error`` with every problem noted so far; do nothing when there is none."""
         if len(self._found) == 1:
-            raise error(f"{self.subject}: {self._found[0]}")
+            remedy = f"; {self.remedy}" if self.remedy else ""
+            raise error(f"{self.subject}: {self._found[0]}{remedy}")
         if self._found:
-            listing = "\n".join(f"  - {problem}" for problem in self._found)
-            raise error(f"{self.subject}: {len(self._found)} problems\n{listing}")
+            listing = "\n".join(f"  - {problem}" for problem in self._found[:_MAX_LISTED])
+            more = len(self._found) - _MAX_LISTED
+            listing += f"\n  - and {more} more" if more > 0 else ""
+            remedy = f"\n  {self.remedy}" if self.remedy else ""
+            raise error(f"{self.subject}: {len(self._found)} problems\n{listing}{remedy}")

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from .config import BuildOptions, DrafterConfig
 from .errors import BuildError, Problems
 
+_MAX_SIZE = 2**24  # of one option; positions are exact in float32 up to here, which RoPE's angles need
+_MAX_INT32 = 2**31 - 1
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -33,7 +36,7 @@ class Limits:
         return limits
 
     def _check(self, config: DrafterConfig) -> None:
-        problems = Problems("build options")
+        problems = Problems("build options", "choose other values")
         least = {
             "max_batch_size": 1,
             "max_draft_len": 1,
@@ -43,7 +46,14 @@ class Limits:
         }
         for name, low in least.items():
             value = getattr(self, name)
-            problems.check(value >= low, f"{name} is {value}, expected at least {low}")
+            problems.check(low <= value <= _MAX_SIZE, f"{name} is {value}, expected {low} to {_MAX_SIZE}")
+        if not problems:
+            rows = self.num_pages * self.tokens_per_block
+            problems.check(
+                rows <= _MAX_INT32,
+                f"max_batch_size {self.max_batch_size} times max_seq_len {self.max_seq_len} makes {rows} context rows,"
+                f" expected at most {_MAX_INT32}, as positions and pages are int32",
+            )
         problems.check(
             self.max_draft_len <= config.max_draft_len,
             f"max_draft_len is {self.max_draft_len}, but the drafter was trained for {config.max_draft_len} drafts"

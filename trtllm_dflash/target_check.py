@@ -8,7 +8,8 @@ from .errors import EngineMismatchError, Problems
 
 def check_target(drafter: DrafterConfig, target: TargetSpec) -> None:
     """Raise EngineMismatchError naming everything in which the target differs from the one the drafter was made for."""
-    problems = Problems(f"drafter and target {target.name}")
+    remedy = "use the target that the drafter was trained for, or a drafter of this target"
+    problems = Problems(f"drafter and target {target.name}", remedy)
     for what, found, expected in (
         ("hidden_size", target.hidden_size, drafter.target_hidden_size),
         ("lm_head rows (vocab_size)", target.vocab_size, drafter.vocab_size),
@@ -22,6 +23,4 @@ def check_target(drafter: DrafterConfig, target: TargetSpec) -> None:
         problems.add(
             f"mask_token_id is {drafter.mask_token_id}, but the target's embedding has {target.embedding_rows} rows"
         )
-    if problems:
-        problems.add("use the target that the drafter was trained for, or a drafter of this target")
     problems.raise_as(EngineMismatchError)

@@ -16,6 +16,7 @@ from tests.support.tiny import write_checkpoint
 from trtllm_dflash.cli import generate as generate_verb
 from trtllm_dflash.cli.main import main
 from trtllm_dflash.config import BuildOptions
+from trtllm_dflash.errors import DFlashError
 from trtllm_dflash.runtime import hf_target
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +68,7 @@ def test_every_build_option_is_a_flag_with_its_default(capsys: pytest.CaptureFix
     text = " ".join(capsys.readouterr().out.split())
     for field in dataclasses.fields(BuildOptions):
         assert f"--{field.name}" in text
-        assert f"(default: {field.default})" in text
+        assert (field.default is None) or f"(default: {field.default})" in text
 
 
 def test_build_prints_options_with_their_origin_and_the_memory(
@@ -99,10 +100,68 @@ def test_a_refusal_is_one_line_on_stderr_and_exit_code_2(tmp_path: Path, capsys:
     assert "Traceback" not in output.err
 
 
-def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> None:
+def test_a_bug_keeps_its_traceback_and_is_no_difference(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("trtllm_dflash.checkpoint.parse.parse_checkpoint", lambda _: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        main(["inspect", "--checkpoint_dir", str(checkpoint)])
+    assert main(["inspect", "--checkpoint_dir", str(checkpoint)]) == 70
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_control_characters_in_a_message_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "--checkpoint_dir", str(tmp_path / "a\x1b]0;b")]) == 2
+    assert "a\\x1b]0;b" in capsys.readouterr().err
+
+
+def test_a_path_too_long_for_the_system_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "--engine_dir", "x" * 5000]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["inspect", "--engine_dir", ""],
+        ["check", "--engine_dir", "e", "--target", " "],
+        ["check", "--engine_dir", "e", "--seed", "-1"],
+        ["check", "--engine_dir", "e", "--seed", "9" * 30],
+        ["generate", "--engine_dir", "e", "--target", "t", "--prompt", "p", "--threads", "100000"],
+        ["generate", "--engine_dir", "e", "--target", "t", "--prompt", "p", "--max_tokens", "0"],
+        ["generate", "--engine_dir", "e", "--target", "t"],
+        ["generate", "--engine_dir", "e", "--target", "t", "--prompt", "p", "--prompts_file", "f"],
+        ["build", "--checkpoint_dir", "c", "--output_dir", "o", "--runtime", "cuda"],
+        ["build", "--checkpoint_dir", "c", "--output_dir", "o", "--max_seq_len", "1.5"],
+        ["build", "--checkpoint_dir", "c", "--output", "o"],
+        ["unknown"],
+        [],
+    ],
+)
+def test_arguments_that_make_no_sense_end_with_2(argv: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 2
+
+
+def test_a_reader_that_leaves_is_no_difference(engine: Path) -> None:
+    """`trtllm-dflash inspect ... | head -1`: 2 or, where all fitted into the pipe, 0; never 1."""
+    command = (
+        f"{sys.executable} -m trtllm_dflash.cli.main inspect --engine_dir {engine} | true; exit ${{PIPESTATUS[0]}}"
+    )
+    assert subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True).returncode in (0, 2)
+
+
+def test_a_small_engine_is_checked_as_far_as_it_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = write_checkpoint(tmp_path / "checkpoint")
+    sizes = ["--max_seq_len", "64", "--max_num_tokens", "16"]
+    assert main(["build", "--checkpoint_dir", str(checkpoint), "--output_dir", str(tmp_path / "e"), *sizes]) == 0
+    assert main(["check", "--engine_dir", str(tmp_path / "e")]) == 0
+    assert "of 7 steps fit the engine's sizes" in capsys.readouterr().out
+
+
+def test_an_output_inside_the_checkpoint_is_refused(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for out in (checkpoint, checkpoint / "engine"):
+        assert main(["build", "--checkpoint_dir", str(checkpoint), "--output_dir", str(out)]) == 2
+        assert "choose another --output_dir" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("family", ["dflash", "dflash2", "dspark"])
@@ -128,7 +187,7 @@ def test_what_is_not_built_yet_is_refused_by_name(
 def test_inspect_shows_an_engine(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, report = run_json(capsys, "inspect", "--engine_dir", str(engine), "--json")
     assert code == 0
-    assert report["limits.max_seq_len"] == 256
+    assert report["limits"]["max_seq_len"] == 256
     assert main(["inspect", "--engine_dir", str(engine)]) == 0
 
 
@@ -214,15 +273,53 @@ def prompts_file(tmp_path: Path, content: str) -> Any:
     return parser.parse_args(["generate", "--engine_dir", "e", "--target", "t", "--prompts_file", str(path)])
 
 
+BAD_LINES = (
+    "not json", '{"text": "b"}', "[1]", "5", "null", "{}", '""', '{"prompt": null}', '{"prompt": 5}',
+    '{"prompt": "a", "kind": null}', '{"prompt": "a", "kind": "all"}', "[" * 100000,
+)  # fmt: skip
+
+
 def test_prompts_file_names_every_bad_line(tmp_path: Path) -> None:
-    args = prompts_file(tmp_path, '{"prompt": "a"}\nnot json\n{"text": "b"}\n[1]\n')
-    with pytest.raises(Exception, match=r"(?s)3 problems.*line 2.*line 3.*line 4"):
+    args = prompts_file(tmp_path, '{"prompt": "a"}\n' + "\n".join(BAD_LINES))
+    with pytest.raises(DFlashError) as caught:
+        generate_verb.read_prompts(args)
+    message = str(caught.value)
+    assert f"{len(BAD_LINES)} problems" in message
+    for number in range(2, len(BAD_LINES) + 2):
+        assert f"line {number}:" in message
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "no prompts in it"),
+        ("\n \n", "no prompts in it"),
+        ('{"prompt": " "}', "prompt 0: is empty"),
+        (r'{"prompt": "caf\ud83d"}', "is not Unicode text"),
+    ],
+)
+def test_prompts_file_without_usable_text(content: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DFlashError, match=message):
+        generate_verb.read_prompts(prompts_file(tmp_path, content))
+
+
+def test_prompts_file_that_is_no_text(tmp_path: Path) -> None:
+    args = prompts_file(tmp_path, "")
+    args.prompts_file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DFlashError, match="cannot be read as UTF-8"):
+        generate_verb.read_prompts(args)
+    args.prompts_file = tmp_path
+    with pytest.raises(DFlashError, match="not a regular file"):
+        generate_verb.read_prompts(args)
+    args.prompts_file = tmp_path / "nowhere"
+    with pytest.raises(DFlashError, match="cannot be read"):
         generate_verb.read_prompts(args)
 
 
 def test_prompts_file_gives_kinds(tmp_path: Path) -> None:
-    args = prompts_file(tmp_path, '{"prompt": "a", "kind": "x"}\n\n{"prompt": "b"}\n')
-    assert generate_verb.read_prompts(args) == [("a", "x"), ("b", "prompt")]
+    """A byte-order mark, Windows line ends, empty lines and Unicode line separators inside a string are all legal."""
+    args = prompts_file(tmp_path, '\ufeff{"prompt": "a", "kind": "x"}\r\n\n{"prompt": "b\u2028c"}\n')
+    assert generate_verb.read_prompts(args) == [("a", "x"), ("b\u2028c", "prompt")]
 
 
 def test_the_build_script_is_the_same_builder(checkpoint: Path, tmp_path: Path) -> None:

@@ -231,13 +231,42 @@ def test_what_is_not_ours_is_left_alone(what: str, tmp_path: Path) -> None:
 
 
 def test_leftovers_of_killed_builds_are_removed_and_running_ones_are_not(tmp_path: Path) -> None:
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    (tmp_path / f".out.{dead.pid}.abc").mkdir()
-    (tmp_path / f".out.{os.getpid()}.abc").mkdir()
-    with new_directory(tmp_path / "out"):
-        pass
-    assert names(tmp_path) == [f".out.{os.getpid()}.abc", "out"]
+    (tmp_path / ".out.dead").mkdir()
+    with new_directory(tmp_path / "out") as running:
+        with new_directory(tmp_path / "out"):
+            assert running.exists()
+        assert running.exists()
+    assert names(tmp_path) == ["out"]
+
+
+def test_an_old_engine_that_a_killed_build_set_aside_is_put_back(engine: Path, tmp_path: Path) -> None:
+    """Killed between its two renames, a build has moved the old engine away and not put the new one there."""
+    engine.rename(tmp_path / ".engine.abc.old")
+    (tmp_path / ".engine.abc").mkdir()
+    with pytest.raises(ZeroDivisionError):
+        write_half(engine)
+    assert names(tmp_path) == ["engine"]
+    open_engine(engine)
+
+
+def test_files_are_readable_by_others(engine: Path) -> None:
+    assert {oct(path.stat().st_mode & 0o777) for path in engine.iterdir()} == {"0o644"}
+
+
+@pytest.mark.parametrize("content", ['["trtllm_dflash"]', '"see trtllm_dflash"', '{"trtllm_dflash": 1}', "[" * 100000])
+def test_a_config_that_only_mentions_us_is_not_an_engine(content: str, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.json").write_text(content)
+    with pytest.raises(BuildError, match="choose another --output_dir"):
+        write_half(tmp_path / "out")
+
+
+@pytest.mark.parametrize("where", [".", "..", "inner/.."])
+def test_the_current_directory_is_not_replaced(where: str, engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (engine / "inner").mkdir()
+    monkeypatch.chdir(engine / "inner" if where == ".." else engine)
+    with pytest.raises(BuildError, match="current directory or above it"):
+        write_half(Path(where))
 
 
 def test_kill_at_random_moments_leaves_nothing_that_opens(tmp_path: Path) -> None:
@@ -268,10 +297,12 @@ def test_kill_at_random_moments_leaves_nothing_that_opens(tmp_path: Path) -> Non
 
 BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "block too wide": ({"max_draft_len": 8}, "max_draft_len is 8, but the drafter was trained for 7 drafts"),
-    "no drafts": ({"max_draft_len": 0}, "max_draft_len is 0, expected at least 1"),
+    "no drafts": ({"max_draft_len": 0}, "max_draft_len is 0, expected 1 to"),
     "no batch": ({"max_batch_size": 0}, "max_batch_size is 0"),
     "negative sequence": ({"max_seq_len": -5}, "max_seq_len is -5"),
-    "chunk below a block": ({"max_num_tokens": 7}, "max_num_tokens is 7, expected at least 8"),
+    "chunk below a block": ({"max_num_tokens": 7}, "max_num_tokens is 7, expected 8 to"),
+    "a huge batch": ({"max_batch_size": 10**23}, "max_batch_size is 1"),
+    "a pool past int32": ({"max_batch_size": 2**20, "max_seq_len": 2**20}, "context rows, expected at most 2147483647"),
     "empty pages": ({"tokens_per_block": 0}, "tokens_per_block is 0"),
     "bfloat16 on ONNX Runtime": ({"dtype": "bfloat16"}, "runtime onnxruntime computes in float32"),
     "unknown runtime": ({"runtime": "cuda"}, "runtime is 'cuda', expected one of"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import shutil
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import torch
 from tests.support.fakes import VOCAB, tiny_target
 from trtllm_dflash.errors import DFlashError, EngineMismatchError, UnsupportedError
 from trtllm_dflash.runtime import hf_target
-from trtllm_dflash.runtime.hf_target import HFTarget, load_target
+from trtllm_dflash.runtime.hf_target import HFTarget, load_target, target_spec
 
 PROMPT = [5, 9, 11, 42, 7, 100, 3, 159]
 ARCHITECTURES = {
@@ -238,6 +240,28 @@ def test_a_directory_loads_quietly(directory: Path, target: HFTarget, capfd: pyt
     assert load_target(str(directory), torch.bfloat16)[0].lm_head.dtype == torch.bfloat16
 
 
+def test_python_code_in_a_model_directory_is_never_run(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, marker = tmp_path / "t", tmp_path / "ran"
+    shutil.copytree(directory, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["model_type"] = "custom"
+    config["auto_map"] = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "evil.py").write_text(f"open({str(marker)!r}, 'w')\nclass Config: pass\nclass Model: pass\n")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    for read in (load_target, target_spec):
+        with pytest.raises(DFlashError, match="transformers cannot load"):
+            read(str(folder))
+    assert not marker.exists()
+
+
+def test_the_configuration_alone_gives_the_same_facts(directory: Path) -> None:
+    loaded, _ = load_target(str(directory))
+    assert dataclasses.replace(target_spec(str(directory)), name=loaded.spec.name) == loaded.spec
+
+
 def test_a_missing_weight_is_an_error_and_no_random_number(directory: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -245,7 +269,7 @@ def test_a_missing_weight_is_an_error_and_no_random_number(directory: Path, tmp_
     weights = load_file(tmp_path / "t" / "model.safetensors")
     del weights["model.layers.2.mlp.up_proj.weight"]
     save_file(weights, tmp_path / "t" / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(DFlashError, match=r"missing keys: \['model.layers.2.mlp.up_proj.weight'\]"):
+    with pytest.raises(DFlashError, match=r"1 missing keys: model\.layers\.2\.mlp\.up_proj\.weight"):
         load_target(str(tmp_path / "t"))
 
 

@@ -52,5 +52,5 @@ def test_text_that_looks_like_markup_is_printed_as_it_is() -> None:
     assert streamed(marked("x[bold]y")) == "x[bold]y\n\n"
 
 
-def test_an_unfinished_tail_is_not_printed() -> None:
-    assert streamed([(ord("a"), False), ("€".encode()[0], False)]) == "a\n\n"
+def test_an_unfinished_tail_is_printed_at_the_end() -> None:
+    assert streamed([(ord("a"), False), ("€".encode()[0], False)]) == "a\N{REPLACEMENT CHARACTER}\n\n"

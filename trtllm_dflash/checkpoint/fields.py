@@ -77,7 +77,7 @@ FIELDS: tuple[Field, ...] = (
     Field("hidden_act", text("silu"), _layer("hidden_act"), "silu"),
     Field("rms_norm_eps", number(0.0), _layer("rms_norm_eps"), lambda v: 1e-6),
     # position
-    Field("rope_theta", number(0.0), _layer("rope_theta") + _rope("rope_theta")),
+    Field("rope_theta", number(1.0), _layer("rope_theta") + _rope("rope_theta")),
     Field("yarn", rope_scaling, _layer("rope_scaling", "rope_parameters"), None),
     # masks
     Field("layer_types", words(LAYER_TYPES), _layer("layer_types"), None),
@@ -98,7 +98,7 @@ FIELDS: tuple[Field, ...] = (
     Field("given_target_hidden_size", integer(1), ("target_hidden_size", "dflash_config.target_hidden_size"), None),
     Field("vocab_size", integer(1), _layer("vocab_size")),
     Field("draft_vocab_size", integer(1), ("draft_vocab_size", "dflash_config.draft_vocab_size"),
-          lambda v: v["vocab_size"]),
+          lambda v: v["vocab_size"], noted=False),
     # block
     Field("block_size", integer(1, 1024), (*_nested("block_size"), "dspark_block_size"),
           lambda v: HEADS[v["family"]].default_block_size),
@@ -168,7 +168,7 @@ def _default(field: Field, values: Values, findings: Findings) -> list[str]:
     except ValueError as error:
         findings.add(f"{field.spellings[0]} is missing, expected {error}")
         return []
-    return [f"{field.spellings[0]} is not given; {shown(values[field.name])} is assumed"]
+    return [f"{field.spellings[0]} is not given; {shown(values[field.name])} is assumed"] if field.noted else []
 
 
 def lookup(config: Mapping[str, Any], path: str) -> Any:

@@ -7,6 +7,7 @@ This is the only reader of safetensors in the package.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,6 +156,8 @@ def _read_header(folder: Path, name: str) -> dict[str, TensorHeader]:
     if not path.is_file():
         raise CheckpointError(f"{path}: is not a file; expected safetensors weights")
     size = path.stat().st_size
+    if not os.access(path, os.R_OK):  # safetensors would call it missing
+        raise CheckpointError(f"{path}: cannot be read; expected read permission")
     try:
         with safe_open(path, framework="pt") as file:
             slices = {tensor: file.get_slice(tensor) for tensor in file.keys()}  # noqa: SIM118  (not a dict)

@@ -46,6 +46,8 @@ def _yarn(given: Mapping[str, Any]) -> YarnScaling:
     if not boolean(given.get("truncate", True)):
         raise NotImplementedValue("truncate true: the ramp's ends are whole dimensions")
     factor = _read(given, "factor", 1.0)
+    if factor < 1.0:
+        raise NotImplementedValue("a YaRN factor of at least 1")
     return YarnScaling(
         factor=factor,
         original_max_position_embeddings=integer(1)(given["original_max_position_embeddings"]),

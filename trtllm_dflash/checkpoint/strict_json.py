@@ -13,6 +13,8 @@ from ..errors import CheckpointError
 
 def read_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises CheckpointError naming the file for anything else."""
+    if not path.is_file():
+        raise CheckpointError(f"{path}: is not a regular file; expected a JSON object")
     try:
         content = json.loads(
             path.read_bytes().decode("utf-8"),

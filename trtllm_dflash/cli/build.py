@@ -6,27 +6,31 @@ import argparse
 import dataclasses
 import time
 import typing
-from pathlib import Path
 from typing import Any
 
 from ..config import BuildOptions
-from .output import log, mib, print_json, print_table
+from .arguments import PLACES, directory, given
+from .output import log, print_json, print_table, size
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    parser.add_argument("--checkpoint_dir", type=Path, required=True, help="Hugging Face drafter checkpoint")
-    parser.add_argument("--output_dir", type=Path, required=True, help="engine directory to write or replace")
+    parser.add_argument("--checkpoint_dir", type=directory, required=True, help="Hugging Face drafter checkpoint")
+    parser.add_argument("--output_dir", type=directory, required=True, help="engine directory to write or replace")
     parser.add_argument(
-        "--target", metavar="TARGET", help="target to check the drafter against: directory, .gguf file or package:NAME"
+        "--target",
+        metavar="TARGET",
+        type=given,
+        help=f"target that the drafter must fit: {PLACES}",
     )
     types = typing.get_type_hints(BuildOptions)
     for field in dataclasses.fields(BuildOptions):
         kind = types[field.name]
         choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else None
+        default = "" if field.default is None else f" (default: {field.default})"
         parser.add_argument(
             f"--{field.name}", default=argparse.SUPPRESS, choices=choices, type=str if choices else int,
-            help=f"{field.metadata['help']} (default: {field.default})",
+            help=field.metadata["help"] + default,
         )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
@@ -40,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     given = {f.name: getattr(args, f.name) for f in dataclasses.fields(BuildOptions) if hasattr(args, f.name)}
     options = BuildOptions(**given)
     target = None
-    if args.target:
+    if args.target is not None:
         from ..runtime.hf_target import target_spec
 
         target = target_spec(args.target)
@@ -51,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     memory = memory_plan(config, limits, options.dtype)
     if not args.json:
         print_table("Options", ("option", "value", "from"), _resolved(options, limits, given))
-        print_table("Memory", ("what", "size"), [(what, mib(size)) for what, size in memory.items()])
+        print_table("Memory", ("what", "size"), [(what, size(amount)) for what, amount in memory.items()])
     started = time.perf_counter()
     with log.status("building", spinner="dots") as status:
         engine = build_engine(
@@ -72,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
             }
         )
     else:
-        print_table("Engine", ("file", "size"), [(name, mib(size)) for name, size in files.items()])
+        print_table("Engine", ("file", "size"), [(name, size(amount)) for name, amount in files.items()])
         for note in checkpoint.notes:
             log.print(f"note: {note}", markup=False)
         print(f"built {engine.directory} in {seconds:.1f} s")

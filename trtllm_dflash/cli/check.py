@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from ..errors import EngineMismatchError
+from .arguments import PLACES, directory, given, seed
 from .output import log, print_json, print_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    parser.add_argument("--engine_dir", type=Path, required=True, help="engine directory that build wrote")
-    parser.add_argument("--checkpoint_dir", type=Path, help="checkpoint that the engine must have been made from")
-    parser.add_argument("--target", help="target that the drafter must fit: directory, .gguf file or package:NAME")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random input")
+    parser.add_argument("--engine_dir", type=directory, required=True, help="engine directory that build wrote")
+    parser.add_argument("--checkpoint_dir", type=directory, help="checkpoint that the engine must have been made from")
+    parser.add_argument("--target", type=given, help=f"target that the drafter must fit: {PLACES}")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the random input (default: 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
@@ -24,11 +24,11 @@ def run(args: argparse.Namespace) -> int:
     from ..engine.manifest import open_engine
     from ..runtime.hf_target import target_spec
     from ..runtime.open import open_session
-    from ..runtime.self_check import compare
+    from ..runtime.self_check import NUM_STEPS, compare
     from ..target_check import check_target
 
     engine = open_engine(args.engine_dir)
-    if args.checkpoint_dir:
+    if args.checkpoint_dir is not None:
         found = parse_checkpoint(args.checkpoint_dir).files.sha256()
         if found != engine.drafter_sha256:
             raise EngineMismatchError(
@@ -36,13 +36,15 @@ def run(args: argparse.Namespace) -> int:
                 f" {args.checkpoint_dir} has {found[:12]}..; rebuild: trtllm-dflash build"
                 f" --checkpoint_dir {args.checkpoint_dir} --output_dir {engine.directory}"
             )
-    if args.target:
+    if args.target is not None:
         check_target(engine.config, target_spec(args.target))
     with log.status("comparing with the reference", spinner="dots"):
         results = compare(open_session(engine), open_session(engine, "reference"), seed=args.seed)
     same = all(result.ok for result in results)
     if args.json:
-        print_json({"engine_dir": str(engine.directory), "same": same, "steps": [vars(r) for r in results]})
+        print_json(
+            {"engine_dir": str(engine.directory), "same": same, "steps": [{**vars(r), "ok": r.ok} for r in results]}
+        )
     else:
         print_table(
             f"{engine.rendering} session against the reference",
@@ -59,5 +61,7 @@ def run(args: argparse.Namespace) -> int:
                 for result in results
             ],
         )
+        if len(results) < NUM_STEPS:
+            print(f"{len(results)} of {NUM_STEPS} steps fit the engine's sizes")
         print(f"same as the reference: {'yes' if same else 'NO'}")
     return 0 if same else 1

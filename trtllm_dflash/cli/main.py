@@ -1,12 +1,18 @@
-"""``trtllm-dflash``: one file a verb. Results on stdout, log on stderr; exit 0 good, 1 difference found, 2 cannot."""
+"""``trtllm-dflash``: one file a verb. Results on stdout, log on stderr.
+
+Exit codes: 0 good, 1 difference found, 2 cannot, 70 a bug of this program, 130 and 143 interrupted.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import os
+import signal
 import sys
+import traceback
 from collections.abc import Sequence
+from types import FrameType
 
 from .. import __version__
 from ..errors import DFlashError
@@ -23,19 +29,39 @@ VERBS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code."""
     args = _parser().parse_args(argv)
+    before = signal.signal(signal.SIGTERM, _terminate)  # so that a build cleans up after itself
     try:
         code: int = args.run(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except DFlashError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+        return _refuse(f"{type(error).__name__}: {error}")
     except BrokenPipeError:  # the reader of our output left, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 2
+    except OSError as error:
+        return _refuse(f"{type(error).__name__}: {error}")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except Exception:
+        traceback.print_exc()
+        print("this is a bug of trtllm-dflash, please report it", file=sys.stderr)
+        return 70
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    sys.exit(128 + signum)
+
+
+def _refuse(message: str) -> int:
+    """Print a refusal. Names in it come from files, so control characters are shown, not sent to the terminal."""
+    shown = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in message)
+    print(shown.encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
+    return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,10 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"trtllm-dflash {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, text in VERBS.items():
-        verb = verbs.add_parser(
-            name, help=text, description=text[0].upper() + text[1:] + ".",
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False,
-        )  # fmt: skip
+        verb = verbs.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False)
         module = importlib.import_module(f"{__package__}.{name}")
         module.add_arguments(verb)
         verb.set_defaults(run=module.run)

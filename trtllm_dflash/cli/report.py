@@ -8,8 +8,10 @@ from typing import Any
 
 from ..runtime.compare import Difference
 from ..runtime.decode import Generation
-from ..runtime.statistics import DecodeStatistics
+from ..runtime.statistics import STEP_PHASES, DecodeStatistics
 from .output import print_table
+
+ALL = "all"  # the row of every prompt, beside those of the kinds
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ def _by_kind(answers: list[Answer]) -> dict[str, list[Answer]]:
     kinds: dict[str, list[Answer]] = defaultdict(list)
     for answer in answers:
         kinds[answer.prompt.kind].append(answer)
-    return {**kinds, "all": answers} if len(kinds) > 1 else dict(kinds)
+    return {**kinds, ALL: answers} if len(kinds) > 1 else dict(kinds)
 
 
 def _merged(answers: list[Answer]) -> tuple[DecodeStatistics, DecodeStatistics | None]:
@@ -100,13 +102,14 @@ def print_report(answers: list[Answer]) -> None:
                 f"{speed / base:.2f}x" if speed and base else "-",
             )
         )
-        shares.append((kind, *(f"{share:.3f}" for share in speculative.position_acceptance)))
+        if positions := speculative.position_acceptance:
+            shares.append((kind, *(f"{share:.3f}" for share in positions)))
     print_table(
         "Speculative against plain decoding",
         ("kind", "prompts", "new tokens", "acceptance length", "tokens/s", "plain tokens/s", "speed-up"),
         rows,
     )
-    width = max(len(row) for row in shares)
+    width = max((len(row) for row in shares), default=0)
     print_table(
         "Drafts accepted, by position",
         ("kind", *(str(position) for position in range(1, width))),
@@ -117,7 +120,7 @@ def print_report(answers: list[Answer]) -> None:
     print_table(
         "Time of a step",
         ("phase", "ms"),
-        [(name, f"{1000 * total.seconds[name] / steps:.2f}") for name in ("draft", "verify", "ingest", "own")],
+        [(name, f"{1000 * total.seconds[name] / steps:.2f}") for name in STEP_PHASES if total.num_steps],
     )
     for reason, count in total.declines.items():
         print(f"steps with fewer drafts: {count} ({reason})")

@@ -32,18 +32,21 @@ class TextStream:
         """Print what this token adds to the text."""
         self._token_ids.append(token_id)
         text = self._tokenizer.decode(self._token_ids, skip_special_tokens=True)
-        if text.endswith("\N{REPLACEMENT CHARACTER}"):
-            return
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            self._print(text, drafted)
+
+    def close(self) -> None:
+        """Print a tail that has stayed unfinished, and end the mark and the line."""
+        self._print(self._tokenizer.decode(self._token_ids, skip_special_tokens=True), False)
+        self._mark(False)
+        self._write("\n\n", False)
+
+    def _print(self, text: str, drafted: bool) -> None:
         piece = text[self._printed :]
         self._printed = len(text)
         if piece:
             self._mark(drafted)
             self._write(piece, drafted)
-
-    def close(self) -> None:
-        """End the mark and the line."""
-        self._mark(False)
-        self._write("\n\n", False)
 
     def _mark(self, drafted: bool) -> None:
         if not self._colour and drafted != self._marking:

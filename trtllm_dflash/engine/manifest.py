@@ -9,14 +9,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..config import BuildOptions, DrafterConfig
-from ..errors import EngineMismatchError, Problems
+from ..errors import BuildError, EngineMismatchError, Problems
+from ..io_spec import MODELS
 from ..limits import Limits
+from .weight_file import WEIGHTS_NAME
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "config.json"
@@ -65,11 +68,13 @@ def write_manifest(
 
 
 def is_engine_directory(directory: Path) -> bool:
-    """Whether ``directory`` holds a manifest of ours, of any version and in any state."""
+    """Whether ``directory`` holds a manifest of ours, of any version."""
+    path = directory / MANIFEST_NAME
     try:
-        return "trtllm_dflash" in json.loads((directory / MANIFEST_NAME).read_text())
-    except (OSError, ValueError, TypeError):
+        values = json.loads(path.read_text()) if path.is_file() else None
+    except (OSError, ValueError, RecursionError):
         return False
+    return isinstance(values, dict) and isinstance(values.get("trtllm_dflash"), dict)
 
 
 def open_engine(directory: Path | str) -> Engine:
@@ -83,15 +88,13 @@ def open_engine(directory: Path | str) -> Engine:
     values = _read_manifest(directory, rebuild)
     try:
         engine, files = _interpret(directory, values)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, BuildError) as error:
         raise EngineMismatchError(
             f"{directory}: the manifest is not of this version's form ({type(error).__name__}: {error}); {rebuild}"
         ) from error
-    problems = Problems(str(directory))
+    problems = Problems(str(directory), rebuild)
     for name, size, sha256 in files:
         _check_file(directory / name, size, sha256, problems)
-    if problems:
-        problems.add(rebuild)
     problems.raise_as(EngineMismatchError)
     return engine
 
@@ -100,8 +103,11 @@ def _interpret(directory: Path, values: dict[str, Any]) -> tuple[Engine, list[tu
     """The engine that a manifest describes, and its files with their sizes and hashes."""
     stamps = values["trtllm_dflash"]
     files = [(name, int(entry["bytes"]), str(entry["sha256"])) for name, entry in stamps["files"].items()]
-    if strangers := [name for name, _, _ in files if Path(name).name != name]:
+    names = {name for name, _, _ in files}
+    if strangers := [name for name in names if Path(name).name != name]:
         raise ValueError(f"file {strangers[0]!r} is not in the directory")
+    if missing := {WEIGHTS_NAME, *(f"{model}.onnx" for model in MODELS)} - names:
+        raise ValueError(f"files without {', '.join(sorted(missing))}")
     config = DrafterConfig.from_json(values["pretrained_config"])
     options = BuildOptions(**values["build_config"])
     engine = Engine(
@@ -129,8 +135,10 @@ def _read_manifest(directory: Path, rebuild: str) -> dict[str, Any]:
         raise refuse(f"{MANIFEST_NAME} has {size} bytes, expected at most {_MAX_MANIFEST_BYTES}")
     try:
         values = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise refuse(f"{MANIFEST_NAME} is not JSON ({error})") from error
+    except OSError as error:
+        raise refuse(f"{MANIFEST_NAME} cannot be read ({error.strerror})") from error
     if not isinstance(values, dict) or not isinstance(values.get("trtllm_dflash"), dict):
         raise refuse(
             f"{MANIFEST_NAME} has no 'trtllm_dflash' section; this is not an engine directory"
@@ -151,6 +159,8 @@ def _check_file(path: Path, size: int, sha256: str, problems: Problems) -> None:
         problems.add(f"{path.name} is missing, expected {size} bytes")
     elif (found := path.stat().st_size) != size:
         problems.add(f"{path.name} has {found} bytes, the build wrote {size}")
+    elif not os.access(path, os.R_OK):
+        problems.add(f"{path.name} cannot be read, expected read permission")
     elif (digest := file_sha256(path)) != sha256:
         problems.add(f"{path.name} has SHA-256 {digest[:12]}.., the build wrote {sha256[:12]}..")
 

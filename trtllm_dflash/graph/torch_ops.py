@@ -97,13 +97,17 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, scale: float) -
 
 
 def _top_k(x: Tensor, k: Tensor, *, axis: int) -> tuple[Tensor, Tensor]:
-    """Largest first, ties to the lowest index, which torch.topk leaves open: a stable sort does both."""
+    """Largest first, ties to the lowest index, which torch.topk leaves open: a stable sort does both.
+
+    NaN counts as the largest value, as it does in torch, so that it shows up among the candidates.
+    """
     assert axis == -1
     count = int(k)
     # Everything at or above the k-th value is a candidate; only these are sorted, not the whole vocabulary.
     threshold = torch.topk(x, count).values[..., -1:]
-    num_candidates = int((x >= threshold).sum(-1).max())
-    ids = torch.where(x >= threshold, 1, 0).topk(num_candidates).indices.sort().values
+    candidate = ~(x < threshold)
+    num_candidates = int(candidate.sum(-1).max())
+    ids = candidate.int().topk(num_candidates).indices.sort().values
     values, order = x.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
     return values[..., :count], ids.gather(-1, order)[..., :count]
 

@@ -29,6 +29,7 @@ class Field:
     spellings: tuple[str, ...]  # paths, "section.key"; the first is the one that messages recommend
     default: Any = REQUIRED  # a function is called with the values so far, and what it assumes is noted
     foreign: Mapping[str, Convert] = field(default_factory=dict)  # spellings with a meaning of their own
+    noted: bool = True  # whether a computed default is worth telling
 
     @property
     def paths(self) -> dict[str, Convert]:

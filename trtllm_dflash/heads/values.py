@@ -40,12 +40,13 @@ def integer(low: int, high: int = MAX_INT) -> Convert:
 
 
 def number(low: float, *, exclusive: bool = True) -> Convert:
-    """A finite number above ``low`` (or equal to it, when not exclusive)."""
+    """A number above ``low`` (or equal to it, when not exclusive) that float32 can hold."""
 
     def convert(value: Any) -> float:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not (low < value <= 1e30 or (value == low and not exclusive)):
-            raise ValueError(f"a number {'above' if exclusive else 'of at least'} {low:g} and finite")
+        is_zero = value == low == 0 and not exclusive
+        if not is_number or not (is_zero or (max(low, 1e-30) < value <= 1e30) or (value == low and not exclusive)):
+            raise ValueError(f"a number {'above' if exclusive else 'of at least'} {low:g} that float32 can hold")
         return float(value)
 
     return convert

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from .target import Target
 
-# In logits. Verifying m + 1 rows at once is not bit-equal to single rows, so closer calls may fall either way.
-TIE_GAP = 1e-3
+# In logits, by the target's dtype. Verifying m + 1 rows at once is not bit-equal to single rows, so closer calls may
+# fall either way: a few units in the last place of logits around 20.
+TIE_GAPS = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.06, torch.bfloat16: 0.5}
 
 
 @dataclass(frozen=True)
@@ -19,11 +22,12 @@ class Difference:
     speculative: int | None  # None: the sequence had ended
     plain: int | None
     gap: float  # between the target's two best logits there
+    tie_gap: float  # below this the target was undecided
 
     @property
     def is_tie(self) -> bool:
         """Whether the difference is numerical; if not, it is a bug."""
-        return self.gap < TIE_GAP
+        return self.gap < self.tie_gap
 
 
 def first_difference(
@@ -36,7 +40,7 @@ def first_difference(
     index = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(speculative), len(plain)))
     logits = target.new_sequence().forward([*prompt_ids, *plain[:index]], last_only=True).logits[-1]
     best, second = logits.float().topk(2).values.tolist()
-    return Difference(index, _at(speculative, index), _at(plain, index), best - second)
+    return Difference(index, _at(speculative, index), _at(plain, index), best - second, TIE_GAPS[logits.dtype])
 
 
 def _at(tokens: Sequence[int], index: int) -> int | None:

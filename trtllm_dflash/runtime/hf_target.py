@@ -63,7 +63,13 @@ class HFTarget(Target):
     def stop_ids(self) -> tuple[int, ...]:
         """Ids that end an answer, as the model's generation config has them."""
         ids = getattr(self.model.generation_config, "eos_token_id", None)
-        return () if ids is None else tuple(ids) if isinstance(ids, (list, tuple)) else (ids,)
+        stop = () if ids is None else tuple(ids) if isinstance(ids, (list, tuple)) else (ids,)
+        if strange := [token for token in stop if not isinstance(token, int)]:
+            raise DFlashError(
+                f"target {self.spec.name}: eos_token_id of its generation config is {strange[0]!r}, expected token ids;"
+                " mend generation_config.json"
+            )
+        return stop
 
     def new_sequence(self, tapped_layers: Sequence[int] = ()) -> TargetSequence:
         """See ``Target``. Raises EngineMismatchError for a block that the model does not have."""
@@ -154,29 +160,15 @@ def load_target(spec: str, dtype: torch.dtype = torch.float32) -> tuple[HFTarget
     Raises:
         DFlashError: the place, a library or a weight is missing, or transformers cannot read what is there.
     """
-    path = _resolve(spec)
-    needed = ("transformers", "accelerate", "gguf") if path.suffix == ".gguf" else ("transformers",)
-    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
-        raise DFlashError(f"target {spec}: {' and '.join(missing)} not installed, needed to read it; {INSTALL}")
-    place = {"pretrained_model_name_or_path": str(path), "local_files_only": True}
-    if path.suffix == ".gguf":
-        place |= {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-    try:
-        with _quiet():
-            from transformers import AutoModelForCausalLM, AutoTokenizer
+    with _reading(spec) as place:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
 
-            model, report = AutoModelForCausalLM.from_pretrained(**place, dtype=dtype, output_loading_info=True)
-            tokenizer = AutoTokenizer.from_pretrained(**place)
-    except Exception as error:  # transformers raises whatever its readers raise
-        reason = " ".join(str(error).split()) or "no reason given"
-        raise DFlashError(
-            f"target {spec}: transformers cannot load {path}: {type(error).__name__}: {reason}"
-        ) from error
-    problems = Problems(f"target {spec}")
+        model, report = AutoModelForCausalLM.from_pretrained(**place, dtype=dtype, output_loading_info=True)
+        tokenizer = AutoTokenizer.from_pretrained(**place)
+    problems = Problems(f"target {spec}", "get the whole model")
     for kind in ("missing_keys", "mismatched_keys"):  # transformers would fill these with random numbers
-        problems.check(
-            not report[kind], f"{kind.replace('_', ' ')}: {sorted(map(str, report[kind]))}; get the whole model"
-        )
+        names = sorted(map(str, report[kind]))
+        problems.check(not names, f"{len(names)} {kind.replace('_', ' ')}: {', '.join(names[:6])}")
     problems.raise_as(DFlashError)
     return HFTarget(model, tokenizer), tokenizer
 
@@ -208,7 +200,11 @@ def _reading(spec: str) -> Iterator[dict[str, Any]]:
     needed = ("transformers", "accelerate", "gguf") if is_gguf else ("transformers",)
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         raise DFlashError(f"target {spec}: {' and '.join(missing)} not installed, needed to read it; {INSTALL}")
-    place: dict[str, Any] = {"pretrained_model_name_or_path": str(path), "local_files_only": True}
+    place: dict[str, Any] = {
+        "pretrained_model_name_or_path": str(path),
+        "local_files_only": True,
+        "trust_remote_code": False,  # a model directory may bring Python code; it is never run, nor asked about
+    }
     if is_gguf:
         place |= {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     with _quiet():

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PHASES = ("prefill", "draft", "verify", "ingest", "own")  # target prefill, ..., and everything that is none of them
+STEP_PHASES = PHASES[1:]  # those of a decode step
 ALARM_STEPS = 64  # drafting steps after which a constant acceptance is no longer luck
 
 
