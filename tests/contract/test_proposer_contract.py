@@ -50,7 +50,7 @@ PROPOSERS: dict[str, Make] = {
     "scripted": scripted,
     "fake session": lambda target, folder: SessionProposer(FakeSession(), HEADS["dflash"]),
     "dflash sliding": reference("dflash", sliding_layers=(0, 1), window=16),
-    **{family: reference(family) for family, head in HEADS.items() if head.draft is not None},
+    **{family: reference(family) for family in HEADS},
 }
 
 

@@ -57,7 +57,7 @@ class FakeSession(Session):
     """
 
     def __init__(self, config: DrafterConfig | None = None, limits: Limits = LIMITS) -> None:
-        super().__init__(config or tiny_config(), limits, torch.device("cpu"), torch.float32)
+        super().__init__(config or tiny_config(), limits, torch.device("cpu"), torch.float32, tables={})
         self.bind_target(torch.arange(VOCAB).float()[:, None].expand(-1, 64), torch.zeros(VOCAB, 64))
         self.embeddings = self.context = None  # of the last block
         self.ingested: list[int] = []  # rows of each call
@@ -74,12 +74,12 @@ class FakeSession(Session):
         keys, values = positions.float(), features[:, 0]
         return keys[:, None, None, None].expand(shape), values[:, None, None, None].expand(shape)
 
-    def _run_block(self, embeddings: Tensor, positions: Tensor, context: ContextTables) -> Tensor:
+    def _run_block(self, embeddings: Tensor, positions: Tensor, context: ContextTables) -> dict[str, Tensor]:
         self.embeddings, self.context = embeddings, context
         rows = torch.arange(embeddings.shape[1])
         hidden = torch.zeros_like(embeddings)
         hidden[:, :, 0] = positions[:, None] + rows
-        return hidden
+        return {"hidden": hidden}
 
     def _run_head(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         best = torch.tensor([self.token_at(int(row[0])) for row in hidden], dtype=torch.int32)

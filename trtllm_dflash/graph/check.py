@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import onnx
@@ -41,6 +41,20 @@ def check_file(path: Path) -> None:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise BuildError(f"{path.name}: onnx.checker refuses the model: {error}") from error
+
+
+def check_all_used(models: Iterable[onnx.ModelProto], weights: WeightFile) -> None:
+    """Raise BuildError unless every tensor of the weight file is read by a model: a head loaded and not used is lost
+    acceptance that no other check would notice.
+    """
+    read = set()
+    for tensor in (tensor for model in models for tensor in model.graph.initializer):
+        read |= {int(entry.value) for entry in tensor.external_data if entry.key == "offset"}
+    problems = Problems(weights.name)
+    for name, stored in weights.tensors.items():
+        inside = range(stored.offset, stored.offset + stored.nbytes)
+        problems.check(any(offset in inside for offset in read), f"{name} is read by no model; expected one that does")
+    problems.raise_as(BuildError)
 
 
 def _signature(model: onnx.ModelProto, name: ModelName, config: DrafterConfig, compute: ComputeType) -> Iterator[str]:

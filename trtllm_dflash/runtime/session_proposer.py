@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,10 +15,12 @@ from torch import Tensor
 from ..config import DrafterConfig, TargetSpec
 from ..errors import EngineMismatchError, UnsupportedError
 from ..heads.base import HEADS, DraftHead
+from ..heads.confidence import threshold_prefix
+from ..heads.drafting import DraftInputs, Drafts
 from ..target_check import check_target
 from .context_cache import ContextCache, ContextExhausted, ContextSequence
 from .proposer import DraftProposer, ProposerState
-from .session import Session
+from .session import Candidates, Session
 
 
 class Decline(StrEnum):
@@ -29,6 +32,7 @@ class Decline(StrEnum):
     NOT_FINITE = "candidate values are not finite"
     OUT_OF_RANGE = "candidate id outside the draft vocabulary"
     FORBIDDEN = "draft is the mask token or unknown to the target"
+    UNSURE = "confidence below draft_conf_tau"
 
 
 @dataclass(eq=False)
@@ -52,18 +56,31 @@ class SessionProposer(DraftProposer):
 
     Calls that break this contract (two verdicts, a missing one, a row short or twice, wider than built) raise
     ValueError or RuntimeError. Everything else that goes wrong costs drafts only, and ``declines`` counts the reason.
+
+    Options:
+        draft_to_target          target id of each id of a reduced draft vocabulary
+        draft_conf_tau           drafts from the first one whose confidence is below it on are not even verified;
+                                 0 or less: all are. Needs a confidence head.
+        confidence_temperatures  one of each draft of a trained block, calibrated for a target; default: 1 each
     """
 
     def __init__(
-        self, session: Session, head: DraftHead | None = None, *, draft_to_target: Tensor | None = None
+        self,
+        session: Session,
+        head: DraftHead | None = None,
+        *,
+        draft_to_target: Tensor | None = None,
+        draft_conf_tau: float = 0.0,
+        confidence_temperatures: Sequence[float] | None = None,
     ) -> None:
         head = head or HEADS[session.config.family]
         self.session = session
         self.declines: Counter[str] = Counter()
         self._config: DrafterConfig = session.config
-        if head.draft is None:
-            raise UnsupportedError(f"draft head {head.family}: no drafting rule yet; use a drafter of another family")
-        self._choose = head.draft
+        self._rule = head.draft
+        self._tau = draft_conf_tau
+        self._last_confidence: float | None = None
+        self._temperatures = _temperatures(self._config, draft_conf_tau, confidence_temperatures)
         self._draft_to_target = None if draft_to_target is None else draft_to_target.tolist()
         self._cache = ContextCache(session.limits)
         known = self._config.vocab_size if draft_to_target is None else len(draft_to_target)
@@ -205,6 +222,7 @@ class SessionProposer(DraftProposer):
         if not 0 <= num_drafts <= self.max_num_drafts():
             raise ValueError(f"{num_drafts} drafts asked for, the engine was built for 0..{self.max_num_drafts()}")
         own = _open(state)
+        self._last_confidence = None
         if own.num_proposed is not None:
             raise RuntimeError("propose twice without after_verify between")
         if target_hidden_stack is not None:
@@ -241,11 +259,32 @@ class SessionProposer(DraftProposer):
             self._cache.tables([state.context]),
             num_drafts,
         )
-        if not bool(torch.isfinite(candidates.values).all()):
+        if not _finite(candidates.values):
             return self._decline(Decline.NOT_FINITE)
         if not bool(((candidates.ids >= 0) & (candidates.ids < self._config.draft_vocab_size)).all()):
             return self._decline(Decline.OUT_OF_RANGE)
-        return self._usable(self._choose(candidates.ids, candidates.values)[0].tolist())
+        drafts = self._rule(self._inputs(last_token, candidates))
+        if not _finite(drafts.scores) or not _finite(drafts.confidence):
+            return self._decline(Decline.NOT_FINITE)
+        return self._sure(self._usable(drafts.tokens[0].tolist()), drafts)
+
+    def _inputs(self, last_token: int, candidates: Candidates) -> DraftInputs:
+        return DraftInputs(
+            candidates.ids, candidates.values, torch.tensor([last_token], device=candidates.ids.device),
+            self.session.tables, self._config, candidates.hidden,
+            confidence_temperatures=self._temperatures, **candidates.outputs,
+        )  # fmt: skip
+
+    def _sure(self, tokens: list[int], drafts: Drafts) -> list[int]:
+        """The tokens before the first unsure one. Cutting comes before the verify; after it nothing would be saved."""
+        if drafts.confidence is None:
+            return tokens
+        confidence = drafts.confidence[0, : len(tokens)].tolist()
+        kept = threshold_prefix(confidence, self._tau)
+        if kept < len(tokens):
+            self._decline(Decline.UNSURE)
+        self._last_confidence = min(confidence[:kept], default=None)
+        return tokens[:kept]
 
     def _usable(self, drafts: list[int]) -> list[int]:
         """The drafts in target ids, up to the first that the target never emits."""
@@ -262,7 +301,7 @@ class SessionProposer(DraftProposer):
         return []
 
     def last_confidence(self) -> float | None:
-        return None
+        return self._last_confidence
 
     def read_deferred_draft_token(self) -> int:
         return 0
@@ -296,3 +335,26 @@ def _open(state: ProposerState) -> SequenceState:
     if own.freed:
         raise RuntimeError("the state has been freed")
     return own
+
+
+def _finite(values: Tensor | None) -> bool:
+    return values is None or bool(torch.isfinite(values).all())
+
+
+def _temperatures(config: DrafterConfig, tau: float, temperatures: Sequence[float] | None) -> Tensor | None:
+    """The sequential temperatures as a tensor. Raises UnsupportedError for options that this drafter cannot serve."""
+    if (tau > 0.0 or temperatures is not None) and config.confidence is None:
+        raise UnsupportedError(
+            f"draft_conf_tau {tau}, confidence_temperatures {temperatures}: this {config.family} drafter has no"
+            " confidence head; leave both out"
+        )
+    if not tau <= 1.0:
+        raise ValueError(f"draft_conf_tau is {tau}, expected at most 1: it is compared with probabilities")
+    if temperatures is None:
+        return None
+    if len(temperatures) != config.max_draft_len or not all(0.0 < value < math.inf for value in temperatures):
+        raise ValueError(
+            f"confidence_temperatures {list(temperatures)}, expected {config.max_draft_len} positive numbers, one for"
+            " each draft of a trained block"
+        )
+    return torch.tensor(temperatures, dtype=torch.float32)
