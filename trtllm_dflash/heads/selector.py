@@ -34,6 +34,16 @@ def _whole_vocabulary(values: Values) -> Iterator[str]:
         )
 
 
+def _causality_is_said(values: Values) -> Iterator[str]:
+    slides = any(mask.window is not None for mask in values["layer_masks"])
+    silent = values["is_causal"] is None and values["sliding_non_causal"] is None
+    if slides and silent and not values["use_swa"]:  # use_swa is not causal by definition
+        yield (
+            "is_causal is missing, expected true or false: the authors' code would run the sliding layers causal, "
+            "but the published DFlash 2 drafters are trained not causal"
+        )
+
+
 def draft(inputs: DraftInputs, sampling: Sampling | None = None) -> Drafts:
     """Walk the candidates with ``score_j(b) = value_j(b) + sum_q A[previous, q] * r_j[q] * S[b, q]``.
 
@@ -88,7 +98,7 @@ SELECTOR = DraftHead(
             "candidate_selector.successor_codebook.weight"),
     ),
     letters={"c": "conv_kernel_size", "cg": "conv_group_size", "r": "selector_rank"},
-    rules=(_groups_divide, _whole_vocabulary),
+    rules=(_groups_divide, _whole_vocabulary, _causality_is_said),
     parts=lambda v: {
         "conv": ConvConfig(v["conv_kernel_size"], v["conv_group_size"]),
         "selector": SelectorConfig(v["selector_rank"], v["selector_top_k"]),
