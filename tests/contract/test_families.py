@@ -23,10 +23,11 @@ from trtllm_dflash.heads.drafting import DraftInputs, Drafts, Sampling, choose, 
 from trtllm_dflash.heads.rows import BlockOutput, DraftHead, Field, anchor_counted, row
 from trtllm_dflash.heads.values import boolean
 from trtllm_dflash.pipeline import build_engine
+from trtllm_dflash.runtime.block_drafts import Decline
 from trtllm_dflash.runtime.decode import Generation, generate
 from trtllm_dflash.runtime.hf_target import HFTarget
 from trtllm_dflash.runtime.open import open_session
-from trtllm_dflash.runtime.session_proposer import Decline, SessionProposer
+from trtllm_dflash.runtime.session_proposer import SessionProposer
 
 RUNTIMES = ("onnxruntime", "torch")
 # Between them they hold every table of every row.

@@ -15,7 +15,8 @@ from tests.support.heads import markov_config, tables
 from trtllm_dflash.config import LayerMask, TargetSpec
 from trtllm_dflash.errors import EngineMismatchError, UnsupportedError
 from trtllm_dflash.heads.base import HEADS
-from trtllm_dflash.runtime.session_proposer import Decline, SequenceState, SessionProposer
+from trtllm_dflash.runtime.block_drafts import Decline
+from trtllm_dflash.runtime.session_proposer import SequenceState, SessionProposer
 
 WIDE = 3 * 64
 TARGET = TargetSpec("tiny", hidden_size=64, num_layers=6, vocab_size=VOCAB, embedding_rows=VOCAB)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 import torch
@@ -15,24 +13,11 @@ from torch import Tensor
 from ..config import DrafterConfig, TargetSpec
 from ..errors import EngineMismatchError, UnsupportedError
 from ..heads.base import HEADS, DraftHead
-from ..heads.confidence import threshold_prefix
-from ..heads.drafting import DraftInputs, Drafts
 from ..target_check import check_target
+from .block_drafts import BlockDrafter, Decline
 from .context_cache import ContextCache, ContextExhausted, ContextSequence
 from .proposer import DraftProposer, ProposerState
-from .session import Candidates, Session
-
-
-class Decline(StrEnum):
-    """Why a ``propose`` returned fewer drafts than it was asked for."""
-
-    EXHAUSTED = "context does not fit"  # for good: the sequence's pages are given back
-    NO_CONTEXT = "no context row"
-    BEHIND = "newest context row is not the one before the anchor"
-    NOT_FINITE = "candidate values are not finite"
-    OUT_OF_RANGE = "candidate id outside the draft vocabulary"
-    FORBIDDEN = "draft is the mask token or unknown to the target"
-    UNSURE = "confidence below draft_conf_tau"
+from .session import Session
 
 
 @dataclass(eq=False)
@@ -77,15 +62,12 @@ class SessionProposer(DraftProposer):
         self.session = session
         self.declines: Counter[str] = Counter()
         self._config: DrafterConfig = session.config
-        self._rule = head.draft
-        self._tau = draft_conf_tau
+        self._drafter = BlockDrafter(
+            session, head.draft, draft_to_target=draft_to_target, draft_conf_tau=draft_conf_tau,
+            confidence_temperatures=confidence_temperatures,
+        )  # fmt: skip
         self._last_confidence: float | None = None
-        self._temperatures = _temperatures(self._config, draft_conf_tau, confidence_temperatures)
-        self._draft_to_target = None if draft_to_target is None else draft_to_target.tolist()
         self._cache = ContextCache(session.limits)
-        known = self._config.vocab_size if draft_to_target is None else len(draft_to_target)
-        if known != (drafted := self._config.draft_vocab_size):
-            raise ValueError(f"draft vocabulary of {drafted} tokens, draft_to_target maps {known} of them")
 
     # What the drafter is
 
@@ -253,48 +235,11 @@ class SessionProposer(DraftProposer):
             return self._decline(Decline.EXHAUSTED if state.exhausted else Decline.NO_CONTEXT)
         if newest != position - 1:
             return self._decline(Decline.BEHIND)
-        candidates = self.session.draft(
-            torch.tensor([last_token]),
-            torch.tensor([position], dtype=torch.int32),
-            self._cache.tables([state.context]),
-            num_drafts,
-        )
-        if not _finite(candidates.values):
-            return self._decline(Decline.NOT_FINITE)
-        if not bool(((candidates.ids >= 0) & (candidates.ids < self._config.draft_vocab_size)).all()):
-            return self._decline(Decline.OUT_OF_RANGE)
-        drafts = self._rule(self._inputs(last_token, candidates))
-        if not _finite(drafts.scores) or not _finite(drafts.confidence):
-            return self._decline(Decline.NOT_FINITE)
-        return self._sure(self._usable(drafts.tokens[0].tolist()), drafts)
-
-    def _inputs(self, last_token: int, candidates: Candidates) -> DraftInputs:
-        return DraftInputs(
-            candidates.ids, candidates.values, torch.tensor([last_token], device=candidates.ids.device),
-            self.session.tables, self._config, candidates.hidden,
-            confidence_temperatures=self._temperatures, **candidates.outputs,
-        )  # fmt: skip
-
-    def _sure(self, tokens: list[int], drafts: Drafts) -> list[int]:
-        """The tokens before the first unsure one. Cutting comes before the verify; after it nothing would be saved."""
-        if drafts.confidence is None:
-            return tokens
-        confidence = drafts.confidence[0, : len(tokens)].tolist()
-        kept = threshold_prefix(confidence, self._tau)
-        if kept < len(tokens):
-            self._decline(Decline.UNSURE)
-        self._last_confidence = min(confidence[:kept], default=None)
-        return tokens[:kept]
-
-    def _usable(self, drafts: list[int]) -> list[int]:
-        """The drafts in target ids, up to the first that the target never emits."""
-        if self._draft_to_target is not None:
-            drafts = [self._draft_to_target[draft] for draft in drafts]
-        for index, draft in enumerate(drafts):
-            if draft == self._config.mask_token_id or not 0 <= draft < self._config.vocab_size:
-                self._decline(Decline.FORBIDDEN)
-                return drafts[:index]
-        return drafts
+        block = self._drafter.draft(last_token, position, self._cache.tables([state.context]), num_drafts)
+        self._last_confidence = min(block.confidence or [], default=None)
+        if block.reason is not None:
+            self.declines[block.reason] += 1
+        return block.tokens
 
     def _decline(self, reason: Decline) -> list[int]:
         self.declines[reason] += 1
@@ -335,26 +280,3 @@ def _open(state: ProposerState) -> SequenceState:
     if own.freed:
         raise RuntimeError("the state has been freed")
     return own
-
-
-def _finite(values: Tensor | None) -> bool:
-    return values is None or bool(torch.isfinite(values).all())
-
-
-def _temperatures(config: DrafterConfig, tau: float, temperatures: Sequence[float] | None) -> Tensor | None:
-    """The sequential temperatures as a tensor. Raises UnsupportedError for options that this drafter cannot serve."""
-    if (tau > 0.0 or temperatures is not None) and config.confidence is None:
-        raise UnsupportedError(
-            f"draft_conf_tau {tau}, confidence_temperatures {temperatures}: this {config.family} drafter has no"
-            " confidence head; leave both out"
-        )
-    if not tau <= 1.0:
-        raise ValueError(f"draft_conf_tau is {tau}, expected at most 1: it is compared with probabilities")
-    if temperatures is None:
-        return None
-    if len(temperatures) != config.max_draft_len or not all(0.0 < value < math.inf for value in temperatures):
-        raise ValueError(
-            f"confidence_temperatures {list(temperatures)}, expected {config.max_draft_len} positive numbers, one for"
-            " each draft of a trained block"
-        )
-    return torch.tensor(temperatures, dtype=torch.float32)
