@@ -120,7 +120,7 @@ def test_T39_a_head_tensor_that_nothing_reads_fails_the_build(
     family = DRAFTERS[drafter]["family"]
     silent = dataclasses.replace(HEADS[family], tables=())  # a build that knows of no walk
     monkeypatch.setitem(HEADS, family, silent)
-    with pytest.raises(BuildError, match="is read by no model") as refusal:
+    with pytest.raises(BuildError, match="the models read 0 of") as refusal:
         tiny_engine(tmp_path, **DRAFTERS[drafter])
     assert "markov_gate" in str(refusal.value) or "predecessor_codebook" in str(refusal.value)
     assert not (tmp_path / "engine").exists()

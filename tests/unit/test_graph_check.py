@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -109,3 +110,11 @@ def test_every_rendering_of_every_model_holds(family: str, rendering: str, tmp_p
         models = render.render(row, checkpoint.config, compute, weights)
         assert tuple(models) == MODELS
         render.write(models, tmp_path)
+
+
+def test_a_layer_that_no_model_reads_is_named(drafter: tuple[DrafterConfig, WeightFile, Path]) -> None:
+    config, weights, _ = drafter
+    shallow = dataclasses.replace(config, num_layers=1, layer_masks=config.layer_masks[:1])
+    with pytest.raises(BuildError, match="down: the models read 24576 of 49152 bytes") as refusal:
+        render.render(render.RENDERINGS["onnxruntime"], shallow, "float32", weights)
+    assert "qkv" not in str(refusal.value), "the context model reads qkv of all layers"

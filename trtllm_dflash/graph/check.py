@@ -44,16 +44,20 @@ def check_file(path: Path) -> None:
 
 
 def check_all_used(models: Iterable[onnx.ModelProto], weights: WeightFile) -> None:
-    """Raise BuildError unless every tensor of the weight file is read by a model: a head loaded and not used is lost
-    acceptance that no other check would notice.
+    """Raise BuildError unless the models read every byte of the weight file.
+
+    A head, or a layer, that is loaded and not run costs acceptance and nothing else; no other check would notice.
     """
-    read = set()
+    read: set[tuple[int, int]] = set()  # offset, length: whole tensors, or layers of stacked ones
     for tensor in (tensor for model in models for tensor in model.graph.initializer):
-        read |= {int(entry.value) for entry in tensor.external_data if entry.key == "offset"}
+        data = {entry.key: entry.value for entry in tensor.external_data}
+        if data:
+            read.add((int(data["offset"]), int(data["length"])))
     problems = Problems(weights.name)
     for name, stored in weights.tensors.items():
         inside = range(stored.offset, stored.offset + stored.nbytes)
-        problems.check(any(offset in inside for offset in read), f"{name} is read by no model; expected one that does")
+        used = sum(length for offset, length in read if offset in inside)
+        problems.check(used >= stored.nbytes, f"{name}: the models read {used} of {stored.nbytes} bytes, expected all")
     problems.raise_as(BuildError)
 
 
