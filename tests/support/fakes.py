@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from trtllm_dflash.limits import Limits
 from trtllm_dflash.runtime.hf_target import HFTarget
 from trtllm_dflash.runtime.proposer import DraftProposer, ProposerState
 from trtllm_dflash.runtime.session import ContextTables, Session
+from trtllm_dflash.runtime.target import TargetOutput
 
 VOCAB = 160
 MASK = 3
@@ -56,8 +57,10 @@ class FakeSession(Session):
     the context contains. Draft i of a block anchored at N is the token ``token_at(N + i)``.
     """
 
-    def __init__(self, config: DrafterConfig | None = None, limits: Limits = LIMITS) -> None:
-        super().__init__(config or tiny_config(), limits, torch.device("cpu"), torch.float32)
+    def __init__(
+        self, config: DrafterConfig | None = None, limits: Limits = LIMITS, tables: Mapping[str, Tensor] | None = None
+    ) -> None:
+        super().__init__(config or tiny_config(), limits, torch.device("cpu"), torch.float32, tables or {})
         self.bind_target(torch.arange(VOCAB).float()[:, None].expand(-1, 64), torch.zeros(VOCAB, 64))
         self.embeddings = self.context = None  # of the last block
         self.ingested: list[int] = []  # rows of each call
@@ -74,12 +77,12 @@ class FakeSession(Session):
         keys, values = positions.float(), features[:, 0]
         return keys[:, None, None, None].expand(shape), values[:, None, None, None].expand(shape)
 
-    def _run_block(self, embeddings: Tensor, positions: Tensor, context: ContextTables) -> Tensor:
+    def _run_block(self, embeddings: Tensor, positions: Tensor, context: ContextTables) -> dict[str, Tensor]:
         self.embeddings, self.context = embeddings, context
         rows = torch.arange(embeddings.shape[1])
         hidden = torch.zeros_like(embeddings)
         hidden[:, :, 0] = positions[:, None] + rows
-        return hidden
+        return {"hidden": hidden}
 
     def _run_head(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         best = torch.tensor([self.token_at(int(row[0])) for row in hidden], dtype=torch.int32)
@@ -98,6 +101,38 @@ class FakeSession(Session):
             assert keys.tolist() == list(range(first_position, first_position + num_rows))
             rows += list(zip(map(int, keys.tolist()), values.tolist(), strict=True))
         return rows
+
+
+class ChainTarget:
+    """A target whose next token is a function of the newest one, so that every right draft is known in advance."""
+
+    def __init__(self, following: Callable[[int], int]) -> None:
+        self.following = following
+        self.spec = TargetSpec("chain", hidden_size=64, num_layers=6, vocab_size=VOCAB, embedding_rows=VOCAB)
+        self.embedding = torch.randn(VOCAB, 64)
+        self.lm_head = torch.zeros(VOCAB, 64)  # to a drafter all tokens are equal: candidates are the ids 0 to 15
+        self.forwarded: list[int] = []  # rows of each forward
+
+    def new_sequence(self, tapped_layers: Sequence[int] = ()) -> _ChainSequence:
+        return _ChainSequence(self, len(tapped_layers))
+
+
+@dataclass
+class _ChainSequence:
+    target: ChainTarget
+    num_taps: int
+    length: int = 0
+
+    def forward(self, token_ids: Sequence[int], *, last_only: bool = False) -> TargetOutput:
+        self.length += len(token_ids)
+        self.target.forwarded.append(len(token_ids))
+        following = torch.tensor([self.target.following(token) for token in token_ids])
+        logits = torch.nn.functional.one_hot(following, VOCAB).float()
+        features = torch.randn(len(token_ids), 64 * self.num_taps) if self.num_taps else None
+        return TargetOutput(logits[-1:] if last_only else logits, features)
+
+    def rollback(self, num_rows: int) -> None:
+        self.length -= num_rows
 
 
 @dataclass

@@ -174,13 +174,23 @@ def test_inspect_reads_checkpoints_of_every_family(
     assert report["drafter"]["family"] == family
 
 
-@pytest.mark.parametrize("family", ["dflash2", "dspark"])
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        ({"own_embedding": True}, "the drafter's own embed_tokens"),
+        ({"own_lm_head": True}, "the drafter's own lm_head"),
+        ({"draft_vocab_size": 100, "own_lm_head": True}, "a reduced draft vocabulary"),
+        ({"mask_embedding": True}, "a learned mask embedding"),
+    ],
+)
 def test_what_is_not_built_yet_is_refused_by_name(
-    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    option: dict[str, Any], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    directory = write_checkpoint(tmp_path / "checkpoint", family)
+    directory = write_checkpoint(tmp_path / "checkpoint", **option)
     assert main(["build", "--checkpoint_dir", str(directory), "--output_dir", str(tmp_path / "e")]) == 2
-    assert f"UnsupportedError: checkpoint: needs the {family} head" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "UnsupportedError: checkpoint: needs" in error
+    assert name in error
     assert not (tmp_path / "e").exists()
 
 
@@ -217,6 +227,58 @@ def test_check_finds_a_difference(
     monkeypatch.setattr(opening, "read_weights", disturbed)
     assert main(["check", "--engine_dir", str(engine)]) == 1
     assert "same as the reference: NO" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("family", ["dflash2", "dspark"])
+def test_every_family_builds_checks_and_generates(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hf_target, "load_target", lambda spec: (tiny_target(), TinyTokenizer()))
+    checkpoint, out = write_checkpoint(tmp_path / "checkpoint", family), str(tmp_path / "engine")
+    code, built = run_json(capsys, "build", "--checkpoint_dir", str(checkpoint), "--output_dir", out, *FLAGS, "--json")
+    assert code == 0
+    assert built["memory_bytes"]["tables of the head in float32"] > 0
+    assert run_json(capsys, "check", "--engine_dir", out, "--json")[0] == 0
+    arguments = ("generate", "--engine_dir", out, "--target", "tiny", "--prompt", "5 6 7", "--max_tokens", "20")
+    code, report = run_json(capsys, *arguments, "--compare", "--json")
+    assert (code, report["identical"]) == (0, "yes")
+
+
+def test_check_finds_a_difference_in_what_only_the_head_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from trtllm_dflash.runtime import open as opening
+
+    out, read = str(tmp_path / "engine"), opening.read_weights
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", "dflash2")
+    assert main(["build", "--checkpoint_dir", str(checkpoint), "--output_dir", out, *FLAGS]) == 0
+
+    def disturbed(directory: Path) -> dict[str, Any]:
+        weights = read(directory)
+        return {**weights, "selector_projection": weights["selector_projection"] * 1.05}
+
+    monkeypatch.setattr(opening, "read_weights", disturbed)
+    assert main(["check", "--engine_dir", out]) == 1
+    capsys.readouterr()
+
+
+@pytest.mark.usefixtures("tiny_model")
+def test_generate_cuts_unsure_drafts(engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "engine")
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", "dspark")
+    assert main(["build", "--checkpoint_dir", str(checkpoint), "--output_dir", out, *FLAGS]) == 0
+    capsys.readouterr()
+    arguments = ("generate", "--target", "tiny", "--prompt", "5 6 7", "--max_tokens", "20", "--json")
+    drafted = []
+    for tau in ("0", "1.0"):
+        code, report = run_json(capsys, *arguments, "--engine_dir", out, "--draft_conf_tau", tau)
+        assert code == 0
+        drafted.append(report["statistics"]["prompt"]["speculative"]["drafted"])
+    assert drafted[0] > drafted[1] == 0
+    assert main([*arguments, "--engine_dir", str(engine), "--draft_conf_tau", "0.5"]) == 2
+    assert "has no confidence head" in capsys.readouterr().err
+    assert main([*arguments, "--engine_dir", out, "--draft_conf_tau", "nan"]) == 2
+    assert "expected a probability" in capsys.readouterr().err
 
 
 def test_check_names_another_checkpoint(engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

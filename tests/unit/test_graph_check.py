@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,12 +12,13 @@ from onnx import TensorProto, helper
 
 from tests.support.tiny import write_checkpoint
 from trtllm_dflash.checkpoint.parse import parse_checkpoint
-from trtllm_dflash.checkpoint.weights import load_weights
+from trtllm_dflash.checkpoint.weights import load_weights, table_names
 from trtllm_dflash.config import DrafterConfig
 from trtllm_dflash.engine.weight_file import write_weights
 from trtllm_dflash.errors import BuildError
 from trtllm_dflash.graph import check, render
 from trtllm_dflash.graph.recorder import WeightFile
+from trtllm_dflash.heads.base import HEADS
 from trtllm_dflash.io_spec import MODELS
 
 Change = Callable[[onnx.ModelProto], object]
@@ -95,14 +97,24 @@ def test_onnx_checker_is_asked_too(block: onnx.ModelProto, drafter: tuple[Drafte
         check.check_file(path)
 
 
-@pytest.mark.parametrize("family", ["dflash", "dflash2"])
+@pytest.mark.parametrize("family", HEADS)
 @pytest.mark.parametrize("rendering", render.RENDERINGS)
 def test_every_rendering_of_every_model_holds(family: str, rendering: str, tmp_path: Path) -> None:
-    """DFlash 2's block, convolutions included, is described already; its head comes with the selector."""
     checkpoint = parse_checkpoint(write_checkpoint(tmp_path / "checkpoint", family))
-    weights = write_weights(load_weights(checkpoint), tmp_path)
+    tensors = load_weights(checkpoint)
+    for name in table_names(checkpoint.config):
+        del tensors[name]
+    weights = write_weights(tensors, tmp_path)
     row = render.RENDERINGS[rendering]
     for compute in row.compute_types:
         models = render.render(row, checkpoint.config, compute, weights)
         assert tuple(models) == MODELS
         render.write(models, tmp_path)
+
+
+def test_a_layer_that_no_model_reads_is_named(drafter: tuple[DrafterConfig, WeightFile, Path]) -> None:
+    config, weights, _ = drafter
+    shallow = dataclasses.replace(config, num_layers=1, layer_masks=config.layer_masks[:1])
+    with pytest.raises(BuildError, match="down: the models read 24576 of 49152 bytes") as refusal:
+        render.render(render.RENDERINGS["onnxruntime"], shallow, "float32", weights)
+    assert "qkv" not in str(refusal.value), "the context model reads qkv of all layers"

@@ -12,8 +12,9 @@ PACKAGE = Path(__file__).parents[2] / "trtllm_dflash"
 # From the bottom up; a module imports from its own row and from the rows before it.
 LAYERS = (
     ("errors",),
-    ("config", "io_spec", "__init__"),
+    ("config", "__init__"),
     ("limits", "target_check", "reference", "heads"),
+    ("io_spec",),  # above the heads: their rows say what the block model yields
     ("checkpoint",),
     ("graph",),
     ("engine",),

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from tests.support.fakes import LIMITS, MASK, VOCAB, FakeSession, tiny_config
+from tests.support.heads import markov_config, tables
 from trtllm_dflash.config import LayerMask, TargetSpec
 from trtllm_dflash.errors import EngineMismatchError, UnsupportedError
 from trtllm_dflash.heads.base import HEADS
-from trtllm_dflash.runtime.session_proposer import Decline, SequenceState, SessionProposer
+from trtllm_dflash.runtime.block_drafts import Decline
+from trtllm_dflash.runtime.session_proposer import SequenceState, SessionProposer
 
 WIDE = 3 * 64
 TARGET = TargetSpec("tiny", hidden_size=64, num_layers=6, vocab_size=VOCAB, embedding_rows=VOCAB)
@@ -359,3 +361,112 @@ def test_block_rows_and_taps_come_from_the_drafter() -> None:
     assert (proposer.block_gamma(), proposer.max_num_drafts(), tuple(proposer.tapped_layers())) == (8, 7, (1, 2, 4))
     narrow = FakeSession(limits=dataclasses.replace(LIMITS, max_draft_len=3))
     assert (make(narrow).block_gamma(), make(narrow).max_num_drafts()) == (4, 3)
+
+
+def dspark_session(kind: str = "vanilla", *, with_markov: bool | None = True) -> FakeSession:
+    config = markov_config(kind, with_markov=with_markov)
+    return FakeSession(config, tables=tables(config))
+
+
+def dspark(session: FakeSession | None = None, **options: object) -> SessionProposer:
+    return SessionProposer(session or dspark_session(), **options)
+
+
+def test_T36_in_shifted_drafters_row_0_yields_draft_1() -> None:
+    """Candidates, and the hidden states beside them, are those of row j - 1; the block has no row more than drafts."""
+    session = dspark_session(with_markov=None)
+    session.tables["markov_w2"].zero_()
+    proposer = dspark(session)
+    drafts = proposer.propose(77, 10, 7, prompt(proposer))
+    assert drafts == [FakeSession.token_at(10 + row) for row in range(7)]
+    assert session.embeddings[0, :, 0].tolist() == [77, *[MASK] * 6]
+    candidates = session.draft(
+        torch.tensor([77]), torch.tensor([10], dtype=torch.int32), proposer._cache.tables([SequenceState().context]), 7
+    )
+    assert candidates.hidden[0, :, 0].tolist() == list(range(10, 17))
+
+
+def test_the_last_confidence_is_the_smallest_of_the_drafts_returned() -> None:
+    session = dspark_session()
+    proposer = dspark(session)
+    assert proposer.last_confidence() is None
+    whole = []
+    for width in range(1, 8):
+        assert len(proposer.propose(77, 10, width, prompt(proposer))) == width
+        whole.append(proposer.last_confidence())
+    assert whole == sorted(whole, reverse=True)
+    assert whole[-1] < whole[0] < 1.0
+    session.spoil = lambda ids, values: values.fill_(torch.nan)
+    assert proposer.propose(77, 10, 7, prompt(proposer)) == []
+    assert proposer.last_confidence() is None, "the confidence of an earlier step must not stay"
+
+
+def test_drafts_end_before_the_first_unsure_one() -> None:
+    session = dspark_session()
+    reference = dspark(session)
+    everything = reference.propose(77, 10, 7, prompt(reference))
+    given = [
+        reference.propose(77, 10, width, prompt(reference)) and reference.last_confidence() for width in range(1, 8)
+    ]
+    tau = given[-1] + 1e-4  # just above the smallest
+    kept = next(index for index, smallest in enumerate(given) if smallest < tau)
+    proposer = dspark(session, draft_conf_tau=tau)
+    assert proposer.propose(77, 10, 7, prompt(proposer)) == everything[:kept]
+    assert proposer.declines == {Decline.UNSURE: 1}
+    assert proposer.last_confidence() == (given[kept - 1] if kept else None)
+    nothing = dspark(session, draft_conf_tau=1.0)
+    assert nothing.propose(77, 10, 7, prompt(nothing)) == []
+    assert nothing.last_confidence() is None
+    for off in (0.0, -1.0):
+        proposer = dspark(session, draft_conf_tau=off)
+        assert proposer.propose(77, 10, 7, prompt(proposer)) == everything
+        assert not proposer.declines
+
+
+def test_a_verdict_counts_the_drafts_that_were_kept() -> None:
+    proposer = dspark(draft_conf_tau=1.0)
+    state = prompt(proposer)
+    assert proposer.propose(77, 10, 7, state) == []
+    with pytest.raises(ValueError, match="1 drafts accepted, 0 were proposed"):
+        proposer.after_verify(1, state)
+
+
+def test_temperatures_change_the_confidence_of_their_own_draft() -> None:
+    plain, warm = dspark(), dspark(confidence_temperatures=[1e6] + [1.0] * 6)
+    for proposer in (plain, warm):
+        proposer.propose(77, 10, 1, prompt(proposer))
+    assert warm.last_confidence() == pytest.approx(0.5, abs=1e-5)
+    assert abs(plain.last_confidence() - 0.5) > 1e-3
+
+
+@pytest.mark.parametrize("options", [{"draft_conf_tau": 0.5}, {"confidence_temperatures": [1.0] * 7}], ids=str)
+def test_confidence_options_without_a_confidence_head_are_refused(options: dict[str, object]) -> None:
+    for session in (FakeSession(), dspark_session(with_markov=None)):
+        with pytest.raises(UnsupportedError, match="has no confidence head"):
+            SessionProposer(session, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"draft_conf_tau": 1.5}, "draft_conf_tau is 1.5"),
+        ({"draft_conf_tau": float("nan")}, "draft_conf_tau is nan"),
+        ({"confidence_temperatures": [1.0] * 6}, "expected 7 positive numbers"),
+        ({"confidence_temperatures": [1.0] * 6 + [0.0]}, "expected 7 positive numbers"),
+        ({"confidence_temperatures": [1.0] * 6 + [float("inf")]}, "expected 7 positive numbers"),
+    ],
+    ids=str,
+)
+def test_confidence_options_that_make_no_sense_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dspark(**options)
+
+
+@pytest.mark.parametrize("name", ["markov_w2", "confidence"])
+def test_scores_and_confidences_that_are_not_finite_cost_drafts_only(name: str) -> None:
+    session = dspark_session()
+    session.tables[name].fill_(torch.nan)
+    proposer = dspark(session)
+    assert proposer.propose(77, 10, 7, prompt(proposer)) == []
+    assert proposer.declines == {Decline.NOT_FINITE: 1}
+    assert proposer.last_confidence() is None

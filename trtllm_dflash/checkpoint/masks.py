@@ -70,9 +70,4 @@ def _causality(values: Values, any_slides: bool, findings: Findings) -> tuple[bo
         return is_causal, is_causal
     if non_causal is not None:
         return not non_causal, False
-    if any_slides and values["family"] == "dflash2":
-        findings.add(
-            "is_causal is missing, expected true or false: the authors' code would run the sliding layers causal, "
-            "but the published DFlash 2 drafters are trained not causal"
-        )
     return True, False

@@ -39,6 +39,12 @@ def layout(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def table_names(config: DrafterConfig) -> tuple[str, ...]:
+    """Tensors of the layout that the head's rule reads itself; all others belong to the models."""
+    tables = HEADS[config.family].tables
+    return tuple(name for name in layout(config) if name in tables)
+
+
 def _facts(config: DrafterConfig) -> dict[str, Any]:
     """Values by the names that parsing uses; family parts are flattened, as in ``conv_kernel_size``."""
     facts: dict[str, Any] = dict.fromkeys(field.name for field in HEADS[config.family].fields)

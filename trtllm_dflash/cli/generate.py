@@ -28,6 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max_draft_len", type=positive, help="drafts of a block, at most what the engine was built for"
     )
+    parser.add_argument(
+        "--draft_conf_tau",
+        type=float,
+        default=0.0,
+        help="verify no draft from the first one on whose confidence is below this; needs a drafter with a confidence"
+        " head; 0 verifies all",
+    )
     parser.add_argument("--raw", action="store_true", help="take prompts as they are, without the chat template")
     parser.add_argument("--compare", action="store_true", help="decode plainly too, and compare text and speed")
     parser.add_argument("--session", choices=("reference",), help="run the oracle instead of the engine's session")
@@ -51,13 +58,15 @@ def run(args: argparse.Namespace) -> int:
     from .report import Answer, Prompt, as_json, has_difference, print_report
     from .text_stream import TextStream
 
+    if not args.draft_conf_tau <= 1.0:
+        raise DFlashError(f"--draft_conf_tau: {args.draft_conf_tau}, expected a probability from 0 to 1")
     if args.threads:
         torch.set_num_threads(args.threads)
     texts = read_prompts(args)
     with log.status("opening the engine and the target", spinner="dots"):
         session = open_session(args.engine_dir, args.session)
         target, tokenizer = load_target(args.target)
-        proposer = SessionProposer(session)
+        proposer = SessionProposer(session, draft_conf_tau=args.draft_conf_tau)
         proposer.validate_against_target(target.spec)
         session.bind_target(target.embedding, target.lm_head)
     rows = len(target.embedding)

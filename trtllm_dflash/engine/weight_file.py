@@ -1,18 +1,24 @@
-"""``weights.safetensors`` of an engine directory: written once, indexed by byte offset, read by mapping it."""
+"""The tensors of an engine directory, each in one of two files, read by mapping them.
+
+``weights.safetensors`` is what the models point into, indexed by byte offset; ``sidecars.safetensors`` is what the
+head's rule reads outside the models, and is there only when the head has such tables.
+"""
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ..errors import EngineMismatchError
 from ..graph.recorder import StoredTensor, WeightFile
 
 WEIGHTS_NAME = "weights.safetensors"
+SIDECARS_NAME = "sidecars.safetensors"
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "I64": "int64"}
 
 
@@ -41,3 +47,29 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
     """Every tensor of an engine's weight file, mapped, not copied."""
     tensors: dict[str, Tensor] = load_file(directory / WEIGHTS_NAME)
     return tensors
+
+
+def write_tables(tables: Mapping[str, Tensor], directory: Path) -> list[Path]:
+    """Write the tables of a head; returns the files written, none without tables."""
+    if not tables:
+        return []
+    path = directory / SIDECARS_NAME
+    save_file({name: tensor.contiguous() for name, tensor in tables.items()}, path)
+    return [path]
+
+
+def read_tables(directory: Path, names: Sequence[str]) -> dict[str, Tensor]:
+    """The tables of a head by name, mapped, not copied.
+
+    Raises:
+        EngineMismatchError: the file does not hold exactly these.
+    """
+    if not names:
+        return {}
+    tables: dict[str, Tensor] = load_file(directory / SIDECARS_NAME)
+    if set(tables) != set(names):
+        raise EngineMismatchError(
+            f"{directory / SIDECARS_NAME}: found tables {', '.join(sorted(tables))}, the head reads"
+            f" {', '.join(sorted(names))}; rebuild the engine with this version"
+        )
+    return tables

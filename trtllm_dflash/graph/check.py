@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import onnx
@@ -41,6 +41,24 @@ def check_file(path: Path) -> None:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise BuildError(f"{path.name}: onnx.checker refuses the model: {error}") from error
+
+
+def check_all_used(models: Iterable[onnx.ModelProto], weights: WeightFile) -> None:
+    """Raise BuildError unless the models read every byte of the weight file.
+
+    A head, or a layer, that is loaded and not run costs acceptance and nothing else; no other check would notice.
+    """
+    read: set[tuple[int, int]] = set()  # offset, length: whole tensors, or layers of stacked ones
+    for tensor in (tensor for model in models for tensor in model.graph.initializer):
+        data = {entry.key: entry.value for entry in tensor.external_data}
+        if data:
+            read.add((int(data["offset"]), int(data["length"])))
+    problems = Problems(weights.name)
+    for name, stored in weights.tensors.items():
+        inside = range(stored.offset, stored.offset + stored.nbytes)
+        used = sum(length for offset, length in read if offset in inside)
+        problems.check(used >= stored.nbytes, f"{name}: the models read {used} of {stored.nbytes} bytes, expected all")
+    problems.raise_as(BuildError)
 
 
 def _signature(model: onnx.ModelProto, name: ModelName, config: DrafterConfig, compute: ComputeType) -> Iterator[str]:

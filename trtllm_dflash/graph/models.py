@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx
 
 from ..config import DrafterConfig
+from ..heads.base import HEADS
 from ..io_spec import NUM_CANDIDATES, ModelName
 from .functions import NO_WINDOW
 from .recorder import ComputeType, Recorder, WeightFile
@@ -43,6 +44,8 @@ def _block(r: Recorder, config: DrafterConfig) -> None:
     r.standard(
         "RMSNormalization", hidden, r.weight("norm"), out="hidden", axis=-1, epsilon=config.rms_norm_eps
     )  # fmt: skip
+    for output in HEADS[config.family].outputs:
+        r.op("Linear", "hidden", r.weight(output.weight), out=output.name)
 
 
 def _attention_sublayer(r: Recorder, config: DrafterConfig, layer: int, hidden: str, inv_freq: str) -> str:

@@ -41,6 +41,7 @@ def render(
     models = {name: build_model(name, config, compute, weights) for name in MODELS}
     for name, model in models.items():
         check.check_model(model, name, config, compute, weights)
+    check.check_all_used(models.values(), weights)
     return models
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..config import ConfidenceConfig, MarkovConfig
+from .markov_walk import draft
 from .rows import DraftHead, Facts, Field, row
 from .values import Values, boolean, number, rank, text
 
@@ -97,7 +98,9 @@ MARKOV = DraftHead(
                    "DSparkMiniMaxDraftModel"),
     default_block_size=7,
     block=_block,
-    draft=None,
+    draft=draft,
+    tables=("markov_w1", "markov_w2", "markov_gate", "markov_gate_bias", "markov_joint", "markov_joint_bias",
+            "confidence", "confidence_bias"),
     witness={
         "projector_type": lambda value: value == "dspark",
         "markov_rank": lambda value: value != 0,

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from torch import Tensor
-
-from ..config import Family
+from ..config import DrafterConfig, Family
+from .drafting import DraftRule
 from .values import Convert, Values
 
 REQUIRED: Final = object()  # a field without default
@@ -78,6 +77,15 @@ def row(name: str, dims: str, *names: str, when: Callable[[Facts], bool] = lambd
 
 
 @dataclass(frozen=True)
+class BlockOutput:
+    """An output of the block model beside ``hidden``: a projection of the final hidden states, ``[S, B, width]``."""
+
+    name: str  # also the field of DraftInputs that gets the rows that yield drafts
+    weight: str  # tensor of our layout, [width, H]
+    width: Callable[[DrafterConfig], int]
+
+
+@dataclass(frozen=True)
 class DraftHead:
     """One family of draft heads: what tells it apart, what it adds to config and tensors, and its drafting rule."""
 
@@ -85,8 +93,9 @@ class DraftHead:
     architectures: tuple[str, ...]
     default_block_size: int
     block: Callable[[Values], tuple[int, int]]  # (max_draft_len, first_draft_row); ValueError when contradictory
-    draft: Callable[[Tensor, Tensor], Tensor] | None
-    """From candidates ``ids``, ``values [S, m, 16]`` to drafts ``[S, m]``; None: a build refuses this family yet."""
+    draft: DraftRule
+    outputs: tuple[BlockOutput, ...] = ()  # of the block model; ``hidden`` is always one
+    tables: tuple[str, ...] = ()  # tensors of the layout that ``draft`` reads, where the drafter has them
     witness: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)  # keys that give the family away
     fields: tuple[Field, ...] = ()
     tensors: tuple[TensorRow, ...] = ()

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from ..checkpoint.weights import table_names
 from ..engine.manifest import Engine, open_engine
-from ..engine.weight_file import read_weights
+from ..engine.weight_file import read_tables, read_weights
 from ..errors import UnsupportedError
 from .ort_session import OrtSession
 from .reference_session import ReferenceSession
@@ -19,16 +21,20 @@ Opener = Callable[[Engine], Session]
 
 
 def _ort(engine: Engine) -> Session:
-    return OrtSession(engine.config, engine.limits, engine.directory)
+    return OrtSession(engine.config, engine.limits, engine.directory, _tables(engine))
 
 
 def _torch(engine: Engine) -> Session:
     dtype = getattr(torch, engine.options.dtype)
-    return TorchSession(engine.config, engine.limits, engine.directory, dtype, torch.device("cpu"))
+    return TorchSession(engine.config, engine.limits, engine.directory, _tables(engine), dtype, torch.device("cpu"))
 
 
 def _reference(engine: Engine) -> Session:
-    return ReferenceSession(engine.config, engine.limits, read_weights(engine.directory))
+    return ReferenceSession(engine.config, engine.limits, {**read_weights(engine.directory), **_tables(engine)})
+
+
+def _tables(engine: Engine) -> dict[str, Tensor]:
+    return read_tables(engine.directory, table_names(engine.config))
 
 
 # The key is Engine.rendering; the reference runs from the weight file of any engine.

@@ -6,6 +6,7 @@ Runtime writes into, and the target's head is read where the target keeps it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from ..config import DrafterConfig
 from ..errors import EngineMismatchError
-from ..io_spec import NUM_CANDIDATES, ModelName
+from ..io_spec import NUM_CANDIDATES, ModelName, model_spec
 from ..limits import Limits
 from .session import ContextTables, Session
 
@@ -26,11 +27,12 @@ _ELEMENT_TYPES = {torch.float32: 1, torch.int32: 6}
 class OrtSession(Session):
     """A drafter on ONNX Runtime's CPU provider, float32."""
 
-    def __init__(self, config: DrafterConfig, limits: Limits, directory: Path) -> None:
-        super().__init__(config, limits, torch.device("cpu"), torch.float32)
+    def __init__(self, config: DrafterConfig, limits: Limits, directory: Path, tables: Mapping[str, Tensor]) -> None:
+        super().__init__(config, limits, torch.device("cpu"), torch.float32, tables)
         self._context = _Model(directory, "context")
         self._block = _Model(directory, "block")
         self._head = _Model(directory, "head")
+        self._block_widths = {output.name: int(output.dims[-1]) for output in model_spec("block", config).outputs}
 
     def _run_context(self, features: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         config = self.config
@@ -39,7 +41,7 @@ class OrtSession(Session):
         self._context.run({"features": features, "positions": positions}, outputs)
         return outputs["context_k"], outputs["context_v"]
 
-    def _run_block(self, embeddings: Tensor, positions: Tensor, context: ContextTables) -> Tensor:
+    def _run_block(self, embeddings: Tensor, positions: Tensor, context: ContextTables) -> dict[str, Tensor]:
         inputs = {
             "embeddings": embeddings,
             "anchor_position": positions,
@@ -49,9 +51,9 @@ class OrtSession(Session):
             "page_position": context.page_position,
             "page_rows": context.page_rows,
         }
-        hidden = torch.empty_like(embeddings)
-        self._block.run(inputs, {"hidden": hidden})
-        return hidden
+        outputs = {name: torch.empty(*embeddings.shape[:2], width) for name, width in self._block_widths.items()}
+        self._block.run(inputs, outputs)
+        return outputs
 
     def _run_head(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         rows = len(hidden)

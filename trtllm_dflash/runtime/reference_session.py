@@ -7,7 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ..checkpoint.weights import table_names
 from ..config import DrafterConfig
+from ..heads.base import HEADS
 from ..io_spec import NUM_CANDIDATES
 from ..limits import Limits
 from ..reference import ops
@@ -23,18 +25,22 @@ class ReferenceSession(Session):
     """
 
     def __init__(self, config: DrafterConfig, limits: Limits, weights: Mapping[str, Tensor]) -> None:
-        super().__init__(config, limits, torch.device("cpu"), torch.float32)
+        tables = {name: weights[name] for name in table_names(config)}
+        super().__init__(config, limits, torch.device("cpu"), torch.float32, tables)
         self._drafter = ReferenceDrafter(config, weights)
+        self._projections = {output.name: weights[output.weight] for output in HEADS[config.family].outputs}
 
     def _run_context(self, features: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         return self._drafter.context_kv(features, positions)
 
-    def _run_block(self, embeddings: Tensor, positions: Tensor, context: ContextTables) -> Tensor:
-        hidden = []
+    def _run_block(self, embeddings: Tensor, positions: Tensor, context: ContextTables) -> dict[str, Tensor]:
+        blocks = []
         for sequence, anchor_position in enumerate(positions.tolist()):
             keys, values, context_positions = self._gather(sequence, context)
-            hidden.append(self._drafter.block(embeddings[sequence], anchor_position, keys, values, context_positions))
-        return torch.stack(hidden)
+            blocks.append(self._drafter.block(embeddings[sequence], anchor_position, keys, values, context_positions))
+        hidden = torch.stack(blocks)
+        projected = {name: ops.linear(hidden, weight) for name, weight in self._projections.items()}
+        return {"hidden": hidden, **projected}
 
     def _run_head(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits = self._drafter.head(hidden, self._lm_head)

@@ -17,7 +17,7 @@ BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 5e-2}
 
 @dataclass(frozen=True)
 class StepResult:
-    """One draft step of both sessions. ``error`` is relative to the largest reference value."""
+    """One draft step of both sessions. ``error`` is the worst of all outputs, each relative to its largest value."""
 
     context_rows: int
     first_gap: int | None  # true position at which positions jump, None before the jump
@@ -78,11 +78,16 @@ def _chunks(max_num_tokens: int, page: int) -> list[int]:
 def _result(actual: Candidates, expected: Candidates, rows: int, gap: int | None, bound: float) -> StepResult:
     size = float(expected.values.abs().max())
     error = max(
-        float((actual.values - expected.values).abs().max()),
-        float((actual.logsumexp - expected.logsumexp).abs().max()),
-    ) / size  # fmt: skip
+        float((actual.values - expected.values).abs().max()) / size,
+        float((actual.logsumexp - expected.logsumexp).abs().max()) / size,
+        *(_relative_error(actual.outputs[name], output) for name, output in expected.outputs.items()),
+    )
     decided = _decided(expected.values, 2 * bound * size)
     return StepResult(rows, gap, error, bound, bool(((actual.ids == expected.ids) | ~decided).all()))
+
+
+def _relative_error(actual: Tensor, expected: Tensor) -> float:
+    return float((actual.float() - expected).abs().max() / expected.abs().max())
 
 
 def _decided(values: Tensor, margin: float) -> Tensor:

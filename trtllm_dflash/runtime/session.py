@@ -7,6 +7,7 @@ pages and positions they mean. Subclasses say how one model is run; everything t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -36,19 +37,30 @@ class Candidates:
     ids: Tensor  # [S, m, 16] int32, draft vocabulary
     values: Tensor  # [S, m, 16] float32, logits after multiplier and soft cap
     logsumexp: Tensor  # [S, m] float32, over the whole vocabulary
+    hidden: Tensor  # [S, m, H] of the session's dtype, after the final norm
+    outputs: Mapping[str, Tensor]  # [S, m, width] each, the block outputs that the head's row asks for
 
 
 class Session(ABC):
     """A drafter that can be run. Invariant: the pools hold K/V of every row that ``ingest`` was given, final.
 
     ``k_cache`` and ``v_cache`` are ``[pages, L, page, nkv, D]`` of the session's dtype, zero until written.
+    ``tables`` are what the head's rule reads, by the names of our layout, in the checkpoint's dtype.
     """
 
-    def __init__(self, config: DrafterConfig, limits: Limits, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: DrafterConfig,
+        limits: Limits,
+        device: torch.device,
+        dtype: torch.dtype,
+        tables: Mapping[str, Tensor],
+    ) -> None:
         self.config = config
         self.limits = limits
         self.device = device
         self.dtype = dtype
+        self.tables = {name: table.to(device) for name, table in tables.items()}
         pool = (limits.num_pages, config.num_layers, limits.tokens_per_block, config.num_kv_heads, config.head_dim)
         self.k_cache = torch.zeros(pool, dtype=dtype, device=device)
         self.v_cache = torch.zeros(pool, dtype=dtype, device=device)
@@ -74,7 +86,7 @@ class Session(ABC):
         self.v_cache[pages, :, rows] = values
 
     def draft(self, anchors: Tensor, positions: Tensor, context: ContextTables, num_drafts: int) -> Candidates:
-        """Run one block for S sequences and return the candidates of every draft.
+        """Run one block for S sequences and return the candidates of every draft, with what the head asks for.
 
         Shapes:
             anchors    [S]  int64, last emitted token of each sequence
@@ -87,12 +99,13 @@ class Session(ABC):
         sequences, block_rows = len(anchors), config.block_rows(num_drafts)
         embeddings = self._mask_row.repeat(sequences, block_rows, 1)
         embeddings[:, 0] = self._scaled(self._embedding[anchors])
-        hidden = self._run_block(embeddings, positions, context)
-        used = hidden[:, config.first_draft_row :].reshape(-1, config.hidden_size)
-        ids, values, logsumexp = self._run_head(used)
+        rows = self._run_block(embeddings, positions, context)
+        outputs = {name: of_block[:, config.first_draft_row :] for name, of_block in rows.items()}
+        hidden = outputs.pop("hidden")
+        ids, values, logsumexp = self._run_head(hidden.reshape(-1, config.hidden_size))
         return Candidates(
             ids.view(sequences, num_drafts, -1), values.view(sequences, num_drafts, -1),
-            logsumexp.view(sequences, num_drafts),
+            logsumexp.view(sequences, num_drafts), hidden, outputs,
         )  # fmt: skip
 
     def _scaled(self, rows: Tensor) -> Tensor:
@@ -105,8 +118,8 @@ class Session(ABC):
         """The context model: K and V ``[n, L, nkv, D]`` with k_norm and RoPE applied."""
 
     @abstractmethod
-    def _run_block(self, embeddings: Tensor, positions: Tensor, context: ContextTables) -> Tensor:
-        """The block model: hidden states ``[S, B, H]`` after the final norm."""
+    def _run_block(self, embeddings: Tensor, positions: Tensor, context: ContextTables) -> dict[str, Tensor]:
+        """The block model: every output by name, ``[S, B, width]``; ``hidden`` after the final norm is one of them."""
 
     @abstractmethod
     def _run_head(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 import torch
@@ -15,20 +14,10 @@ from ..config import DrafterConfig, TargetSpec
 from ..errors import EngineMismatchError, UnsupportedError
 from ..heads.base import HEADS, DraftHead
 from ..target_check import check_target
+from .block_drafts import BlockDrafter, Decline
 from .context_cache import ContextCache, ContextExhausted, ContextSequence
 from .proposer import DraftProposer, ProposerState
 from .session import Session
-
-
-class Decline(StrEnum):
-    """Why a ``propose`` returned fewer drafts than it was asked for."""
-
-    EXHAUSTED = "context does not fit"  # for good: the sequence's pages are given back
-    NO_CONTEXT = "no context row"
-    BEHIND = "newest context row is not the one before the anchor"
-    NOT_FINITE = "candidate values are not finite"
-    OUT_OF_RANGE = "candidate id outside the draft vocabulary"
-    FORBIDDEN = "draft is the mask token or unknown to the target"
 
 
 @dataclass(eq=False)
@@ -52,23 +41,33 @@ class SessionProposer(DraftProposer):
 
     Calls that break this contract (two verdicts, a missing one, a row short or twice, wider than built) raise
     ValueError or RuntimeError. Everything else that goes wrong costs drafts only, and ``declines`` counts the reason.
+
+    Options:
+        draft_to_target          target id of each id of a reduced draft vocabulary
+        draft_conf_tau           drafts from the first one whose confidence is below it on are not even verified;
+                                 0 or less: all are. Needs a confidence head.
+        confidence_temperatures  one of each draft of a trained block, calibrated for a target; default: 1 each
     """
 
     def __init__(
-        self, session: Session, head: DraftHead | None = None, *, draft_to_target: Tensor | None = None
+        self,
+        session: Session,
+        head: DraftHead | None = None,
+        *,
+        draft_to_target: Tensor | None = None,
+        draft_conf_tau: float = 0.0,
+        confidence_temperatures: Sequence[float] | None = None,
     ) -> None:
         head = head or HEADS[session.config.family]
         self.session = session
         self.declines: Counter[str] = Counter()
         self._config: DrafterConfig = session.config
-        if head.draft is None:
-            raise UnsupportedError(f"draft head {head.family}: no drafting rule yet; use a drafter of another family")
-        self._choose = head.draft
-        self._draft_to_target = None if draft_to_target is None else draft_to_target.tolist()
+        self._drafter = BlockDrafter(
+            session, head.draft, draft_to_target=draft_to_target, draft_conf_tau=draft_conf_tau,
+            confidence_temperatures=confidence_temperatures,
+        )  # fmt: skip
+        self._last_confidence: float | None = None
         self._cache = ContextCache(session.limits)
-        known = self._config.vocab_size if draft_to_target is None else len(draft_to_target)
-        if known != (drafted := self._config.draft_vocab_size):
-            raise ValueError(f"draft vocabulary of {drafted} tokens, draft_to_target maps {known} of them")
 
     # What the drafter is
 
@@ -205,6 +204,7 @@ class SessionProposer(DraftProposer):
         if not 0 <= num_drafts <= self.max_num_drafts():
             raise ValueError(f"{num_drafts} drafts asked for, the engine was built for 0..{self.max_num_drafts()}")
         own = _open(state)
+        self._last_confidence = None
         if own.num_proposed is not None:
             raise RuntimeError("propose twice without after_verify between")
         if target_hidden_stack is not None:
@@ -235,34 +235,18 @@ class SessionProposer(DraftProposer):
             return self._decline(Decline.EXHAUSTED if state.exhausted else Decline.NO_CONTEXT)
         if newest != position - 1:
             return self._decline(Decline.BEHIND)
-        candidates = self.session.draft(
-            torch.tensor([last_token]),
-            torch.tensor([position], dtype=torch.int32),
-            self._cache.tables([state.context]),
-            num_drafts,
-        )
-        if not bool(torch.isfinite(candidates.values).all()):
-            return self._decline(Decline.NOT_FINITE)
-        if not bool(((candidates.ids >= 0) & (candidates.ids < self._config.draft_vocab_size)).all()):
-            return self._decline(Decline.OUT_OF_RANGE)
-        return self._usable(self._choose(candidates.ids, candidates.values)[0].tolist())
-
-    def _usable(self, drafts: list[int]) -> list[int]:
-        """The drafts in target ids, up to the first that the target never emits."""
-        if self._draft_to_target is not None:
-            drafts = [self._draft_to_target[draft] for draft in drafts]
-        for index, draft in enumerate(drafts):
-            if draft == self._config.mask_token_id or not 0 <= draft < self._config.vocab_size:
-                self._decline(Decline.FORBIDDEN)
-                return drafts[:index]
-        return drafts
+        block = self._drafter.draft(last_token, position, self._cache.tables([state.context]), num_drafts)
+        self._last_confidence = min(block.confidence or [], default=None)
+        if block.reason is not None:
+            self.declines[block.reason] += 1
+        return block.tokens
 
     def _decline(self, reason: Decline) -> list[int]:
         self.declines[reason] += 1
         return []
 
     def last_confidence(self) -> float | None:
-        return None
+        return self._last_confidence
 
     def read_deferred_draft_token(self) -> int:
         return 0

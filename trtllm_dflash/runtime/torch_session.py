@@ -5,6 +5,7 @@ On the CPU the custom ops run their function bodies.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
@@ -14,7 +15,7 @@ from torch import Tensor
 from ..config import DrafterConfig
 from ..engine.weight_file import read_weights
 from ..graph.interpreter import Program
-from ..io_spec import ModelName
+from ..io_spec import ModelName, model_spec
 from ..limits import Limits
 from .session import ContextTables, Session
 
@@ -23,9 +24,15 @@ class TorchSession(Session):
     """A drafter on torch, in float32 or bfloat16."""
 
     def __init__(
-        self, config: DrafterConfig, limits: Limits, directory: Path, dtype: torch.dtype, device: torch.device
+        self,
+        config: DrafterConfig,
+        limits: Limits,
+        directory: Path,
+        tables: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        super().__init__(config, limits, device, dtype)
+        super().__init__(config, limits, device, dtype, tables)
         weights = read_weights(directory)
 
         def load(name: ModelName) -> Program:
@@ -36,6 +43,7 @@ class TorchSession(Session):
         self._context = load("context")
         self._block = load("block")
         self._head = load("head")
+        self._block_outputs = [output.name for output in model_spec("block", config).outputs]
 
     @torch.inference_mode()
     def _run_context(self, features: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,8 +51,8 @@ class TorchSession(Session):
         return keys, values
 
     @torch.inference_mode()
-    def _run_block(self, embeddings: Tensor, positions: Tensor, context: ContextTables) -> Tensor:
-        (hidden,) = self._block(
+    def _run_block(self, embeddings: Tensor, positions: Tensor, context: ContextTables) -> dict[str, Tensor]:
+        outputs = self._block(
             {
                 "embeddings": embeddings,
                 "anchor_position": positions,
@@ -55,7 +63,7 @@ class TorchSession(Session):
                 "page_rows": context.page_rows,
             }
         )
-        return hidden
+        return dict(zip(self._block_outputs, outputs, strict=True))
 
     @torch.inference_mode()
     def _run_head(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
