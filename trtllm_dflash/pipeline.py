@@ -1,17 +1,18 @@
-"""Checkpoint directory -> engine directory: one function, in the order in which things happen."""
+"""Checkpoint directory -> engine directory: a plan that refuses, then a run that writes."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import __version__
 from .checkpoint.parse import Checkpoint, parse_checkpoint
 from .checkpoint.weights import layout, load_weights, table_names
 from .config import BuildOptions, DrafterConfig, TargetSpec
-from .engine.directory import check_output, new_directory
+from .engine.directory import absolute, check_output, new_directory
 from .engine.manifest import Engine, open_engine, write_manifest
 from .engine.weight_file import WEIGHTS_NAME, write_tables, write_weights
 from .errors import BuildError, UnsupportedError
@@ -21,7 +22,23 @@ from .limits import Limits
 from .target_check import check_target
 
 Progress = Callable[[str], None]
-STEPS = ("read checkpoint", "write weights", "write models", "check files")
+STEPS = ("write weights", "write models", "check files")
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """A build that nothing stands in the way of; nothing has been written yet."""
+
+    checkpoint: Checkpoint
+    output_dir: Path
+    options: BuildOptions
+    limits: Limits  # the options, resolved
+    target: TargetSpec | None
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes that a session of this build will hold, by purpose; the target's own memory is not in it."""
+        return _memory(self.checkpoint.config, self.limits, self.options.dtype)
 
 
 def build_engine(
@@ -32,50 +49,34 @@ def build_engine(
     target: TargetSpec | None = None,
     progress: Progress = lambda step: None,
 ) -> Engine:
-    """Build an engine directory from a drafter checkpoint.
+    """Build an engine directory from a drafter checkpoint; ``plan_build`` and ``run_build`` in one."""
+    return run_build(plan_build(checkpoint_dir, output_dir, options, target=target), progress)
+
+
+def plan_build(
+    checkpoint_dir: Path | str,
+    output_dir: Path | str,
+    options: BuildOptions | None = None,
+    *,
+    target: TargetSpec | None = None,
+) -> BuildPlan:
+    """Refuse what cannot be built, before anything is written.
 
     ``target`` has the drafter checked against the model it is meant for, and is noted in the manifest.
-    ``progress`` is called with each of ``STEPS`` as it begins.
 
     Raises:
         CheckpointError: the checkpoint is unsound.
         UnsupportedError: it needs what this version does not build.
-        BuildError: the options do not fit it, or the output cannot be written.
+        BuildError: the options do not fit it, or nothing may be written to ``output_dir``.
         EngineMismatchError: it was not made for ``target``.
     """
     options = options or BuildOptions()
-    output_dir = Path(output_dir)
+    output_dir = absolute(Path(output_dir))
     check_output(output_dir)
-    progress(STEPS[0])
+    if output_dir.is_relative_to(absolute(Path(checkpoint_dir))):
+        raise BuildError(f"{output_dir}: lies in the checkpoint's own directory; choose another --output_dir")
     checkpoint = parse_checkpoint(checkpoint_dir)
-    plan_build(checkpoint, options, target)
-    rendering = render.RENDERINGS[options.runtime]
-    with new_directory(output_dir) as directory:
-        progress(STEPS[1])
-        tensors = load_weights(checkpoint)
-        tables = {name: tensors.pop(name) for name in table_names(checkpoint.config)}
-        table_files = write_tables(tables, directory)
-        weights = write_weights(tensors, directory)
-        progress(STEPS[2])
-        models = render.render(rendering, checkpoint.config, options.dtype, weights)
-        model_files = render.write(models, directory)
-        progress(STEPS[3])
-        write_manifest(
-            directory,
-            checkpoint.config,
-            options,
-            rendering=rendering.name,
-            package_version=__version__,
-            drafter_sha256=checkpoint.files.sha256(),
-            target=None if target is None else dataclasses.asdict(target),
-            files=[*model_files, directory / WEIGHTS_NAME, *table_files],
-        )
-    return open_engine(output_dir)
-
-
-def plan_build(checkpoint: Checkpoint, options: BuildOptions, target: TargetSpec | None = None) -> Limits:
-    """Refuse what cannot be built, before anything is written; returns the resolved sizes."""
-    _check_supported(checkpoint.config)
+    _check_supported(checkpoint)
     rendering = render.RENDERINGS.get(options.runtime)
     if rendering is None:
         raise BuildError(f"runtime is {options.runtime!r}, expected one of {', '.join(render.RENDERINGS)}")
@@ -87,11 +88,42 @@ def plan_build(checkpoint: Checkpoint, options: BuildOptions, target: TargetSpec
     limits = Limits.of(options, checkpoint.config)
     if target is not None:
         check_target(checkpoint.config, target)
-    return limits
+    return BuildPlan(checkpoint, output_dir, options, limits, target)
 
 
-def memory_plan(config: DrafterConfig, limits: Limits, dtype: str) -> dict[str, int]:
-    """Bytes that a session of this build will hold, by purpose; the target's own memory is not in it."""
+def run_build(plan: BuildPlan, progress: Progress = lambda step: None) -> Engine:
+    """Carry a plan out. ``progress`` is called with each of ``STEPS`` as it begins.
+
+    Raises:
+        CheckpointError: a weight is not finite.
+        BuildError: the output cannot be written.
+    """
+    config, options = plan.checkpoint.config, plan.options
+    rendering = render.RENDERINGS[options.runtime]
+    with new_directory(plan.output_dir) as directory:
+        progress(STEPS[0])
+        tensors = load_weights(plan.checkpoint)
+        tables = {name: tensors.pop(name) for name in table_names(config)}
+        table_files = write_tables(tables, directory)
+        weights = write_weights(tensors, directory)
+        progress(STEPS[1])
+        models = render.render(rendering, config, options.dtype, weights)
+        model_files = render.write(models, directory)
+        progress(STEPS[2])
+        write_manifest(
+            directory,
+            config,
+            options,
+            rendering=rendering.name,
+            package_version=__version__,
+            drafter_sha256=plan.checkpoint.files.sha256(),
+            target=None if plan.target is None else dataclasses.asdict(plan.target),
+            files=[*model_files, directory / WEIGHTS_NAME, *table_files],
+        )
+    return open_engine(plan.output_dir)
+
+
+def _memory(config: DrafterConfig, limits: Limits, dtype: str) -> dict[str, int]:
     element, stored = (4 if name == "float32" else 2 for name in (dtype, config.dtype))
     elements = {name: math.prod(shape) for name, shape in layout(config).items()}
     in_tables = sum(elements.pop(name) for name in table_names(config))
@@ -107,8 +139,9 @@ def memory_plan(config: DrafterConfig, limits: Limits, dtype: str) -> dict[str, 
     }
 
 
-def _check_supported(config: DrafterConfig) -> None:
+def _check_supported(checkpoint: Checkpoint) -> None:
     """Raise UnsupportedError for what is parsed and validated but not built yet."""
+    config, where = checkpoint.config, checkpoint.files.directory
     missing = {
         "the drafter's own embed_tokens": config.owns_embedding,
         "the drafter's own lm_head": config.owns_lm_head,
@@ -117,9 +150,9 @@ def _check_supported(config: DrafterConfig) -> None:
     }
     if named := [what for what, is_missing in missing.items() if is_missing]:
         raise UnsupportedError(
-            f"checkpoint: needs {', '.join(named)}, which version {__version__} reads and validates but does not build"
+            f"{where}: needs {', '.join(named)}, which version {__version__} reads and validates but does not build"
         )
     if config.draft_vocab_size < NUM_CANDIDATES:
         raise UnsupportedError(
-            f"checkpoint: vocab_size is {config.draft_vocab_size}, expected at least {NUM_CANDIDATES} candidates a row"
+            f"{where}: vocab_size is {config.draft_vocab_size}, expected at least {NUM_CANDIDATES} candidates a row"
         )

@@ -12,6 +12,7 @@ from torch import Tensor
 from tests.support.engines import tiny_engine
 from tests.support.tolerance import TOLERANCES, assert_close, assert_ids_equal
 from trtllm_dflash.checkpoint.weights import table_names
+from trtllm_dflash.errors import EngineMismatchError
 from trtllm_dflash.heads.base import HEADS
 from trtllm_dflash.heads.drafting import DraftInputs, Drafts
 from trtllm_dflash.runtime.context_cache import ContextCache, ContextSequence
@@ -171,3 +172,25 @@ def test_the_targets_head_is_not_copied(kind: str, tmp_path: Path) -> None:
     head = torch.randn(VOCAB, HIDDEN, dtype=session.dtype)
     session.bind_target(torch.randn(VOCAB, HIDDEN, dtype=session.dtype), head)
     assert session._lm_head.data_ptr() == head.data_ptr()
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+def test_a_poisoned_context_shows_in_the_values_and_crashes_nothing(kind: str, poison: float, tmp_path: Path) -> None:
+    """The proposer sees values that are not finite and declines; a session must get that far."""
+    session = open_session(tiny_engine(tmp_path, SESSIONS[kind][0]))
+    session.bind_target(torch.randn(VOCAB, HIDDEN), torch.randn(VOCAB, HIDDEN))
+    cache, sequence = ContextCache(session.limits), ContextSequence()
+    pages, slots = cache.append(sequence, 0, 1)
+    features = torch.full((1, session.config.feature_size), poison)
+    session.ingest(features, torch.zeros(1, dtype=torch.int32), pages, slots)
+    at = torch.tensor([1], dtype=torch.int32)
+    candidates = session.draft(torch.tensor([5]), at, cache.tables([sequence]), 7)
+    assert not candidates.values.isfinite().all()
+
+
+def test_a_target_of_other_shapes_is_refused_when_it_is_bound(kind: str, tmp_path: Path) -> None:
+    session = open_session(tiny_engine(tmp_path, SESSIONS[kind][0]))
+    with pytest.raises(EngineMismatchError) as caught:
+        session.bind_target(torch.zeros(2, HIDDEN), torch.zeros(VOCAB, HIDDEN + 1))
+    assert "lm_head is [160, 65], expected [160, 64]" in str(caught.value)
+    assert "embedding is [2, 64], expected 64 columns and a row for the mask token 3" in str(caught.value)

@@ -189,7 +189,7 @@ def test_what_is_not_built_yet_is_refused_by_name(
     directory = write_checkpoint(tmp_path / "checkpoint", **option)
     assert main(["build", "--checkpoint_dir", str(directory), "--output_dir", str(tmp_path / "e")]) == 2
     error = capsys.readouterr().err
-    assert "UnsupportedError: checkpoint: needs" in error
+    assert f"UnsupportedError: {directory}: needs" in error
     assert name in error
     assert not (tmp_path / "e").exists()
 

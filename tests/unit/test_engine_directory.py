@@ -174,7 +174,7 @@ def test_open_engine_returns_what_was_built(engine: Path) -> None:
 
 
 def test_unknown_session_is_refused(engine: Path) -> None:
-    with pytest.raises(UnsupportedError, match="session 'torch' was asked for, the engine is for 'ort'"):
+    with pytest.raises(UnsupportedError, match="session 'torch' was asked for, the engine is for 'onnxruntime'"):
         open_session(engine, "torch")
 
 

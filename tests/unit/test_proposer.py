@@ -381,7 +381,10 @@ def test_T36_in_shifted_drafters_row_0_yields_draft_1() -> None:
     assert drafts == [FakeSession.token_at(10 + row) for row in range(7)]
     assert session.embeddings[0, :, 0].tolist() == [77, *[MASK] * 6]
     candidates = session.draft(
-        torch.tensor([77]), torch.tensor([10], dtype=torch.int32), proposer._cache.tables([SequenceState().context]), 7
+        torch.tensor([77]),
+        torch.tensor([10], dtype=torch.int32),
+        proposer._cache.tables([SequenceState(proposer).context]),
+        7,
     )
     assert candidates.hidden[0, :, 0].tolist() == list(range(10, 17))
 
@@ -470,3 +473,28 @@ def test_scores_and_confidences_that_are_not_finite_cost_drafts_only(name: str) 
     assert proposer.propose(77, 10, 7, prompt(proposer)) == []
     assert proposer.declines == {Decline.NOT_FINITE: 1}
     assert proposer.last_confidence() is None
+
+
+def test_a_state_of_another_proposer_is_refused() -> None:
+    """Its pages are numbers of another pool; freed here, two sequences would share them."""
+    ours, theirs = make(), make()
+    state = theirs.alloc_state()
+    for call in (ours.free_state, ours.drafter_rows, ours.last_pair_key):
+        with pytest.raises(TypeError, match="not of this proposer's alloc_state"):
+            call(state)
+
+
+def test_positions_begin_at_zero() -> None:
+    proposer = make()
+    with pytest.raises(ValueError, match="positions begin at 0"):
+        proposer.prefill_drafter([1, 2], torch.zeros(2, proposer.session.config.feature_size), proposer.alloc_state(),
+                                 start_position=-1)  # fmt: skip
+
+
+@pytest.mark.parametrize("token", [-1, 160, 10**6])
+def test_an_anchor_that_is_no_token_costs_drafts_only(token: int) -> None:
+    proposer = make()
+    state = proposer.alloc_state()
+    proposer.prefill_drafter([1], torch.zeros(1, proposer.session.config.feature_size), state)
+    assert proposer.propose(token, 1, 7, state) == []
+    assert proposer.declines == {Decline.UNKNOWN_ANCHOR: 1}

@@ -37,9 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build, and print every resolved option with its origin, the memory arithmetic and the result."""
-    from ..checkpoint.parse import parse_checkpoint
-    from ..engine.directory import check_output
-    from ..pipeline import build_engine, memory_plan, plan_build
+    from ..pipeline import plan_build, run_build
 
     given = {f.name: getattr(args, f.name) for f in dataclasses.fields(BuildOptions) if hasattr(args, f.name)}
     options = BuildOptions(**given)
@@ -48,19 +46,13 @@ def run(args: argparse.Namespace) -> int:
         from ..runtime.hf_target import target_spec
 
         target = target_spec(args.target)
-    check_output(args.output_dir)
-    checkpoint = parse_checkpoint(args.checkpoint_dir)
-    limits = plan_build(checkpoint, options, target)
-    config = checkpoint.config
-    memory = memory_plan(config, limits, options.dtype)
+    plan = plan_build(args.checkpoint_dir, args.output_dir, options, target=target)
     if not args.json:
-        print_table("Options", ("option", "value", "from"), _resolved(options, limits, given))
-        print_table("Memory", ("what", "size"), [(what, size(amount)) for what, amount in memory.items()])
+        print_table("Options", ("option", "value", "from"), _resolved(options, plan.limits, given))
+        print_table("Memory", ("what", "size"), [(what, size(amount)) for what, amount in plan.memory.items()])
     started = time.perf_counter()
     with log.status("building", spinner="dots") as status:
-        engine = build_engine(
-            args.checkpoint_dir, args.output_dir, options, target=target, progress=lambda step: status.update(step)
-        )
+        engine = run_build(plan, progress=status.update)
     seconds = time.perf_counter() - started
     files = {path.name: path.stat().st_size for path in sorted(engine.directory.iterdir())}
     if args.json:
@@ -69,15 +61,15 @@ def run(args: argparse.Namespace) -> int:
                 "engine_dir": str(engine.directory),
                 "seconds": round(seconds, 3),
                 "options": dataclasses.asdict(options),
-                "limits": dataclasses.asdict(limits),
-                "memory_bytes": memory,
+                "limits": dataclasses.asdict(plan.limits),
+                "memory_bytes": plan.memory,
                 "files": files,
-                "notes": list(checkpoint.notes),
+                "notes": list(plan.checkpoint.notes),
             }
         )
     else:
         print_table("Engine", ("file", "size"), [(name, size(amount)) for name, amount in files.items()])
-        for note in checkpoint.notes:
+        for note in plan.checkpoint.notes:
             log.print(f"note: {note}", markup=False)
         print(f"built {engine.directory} in {seconds:.1f} s")
     return 0

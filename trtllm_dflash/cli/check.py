@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         )
     else:
         print_table(
-            f"{engine.rendering} session against the reference",
+            f"{engine.options.runtime} session against the reference",
             ("context rows", "positions", "relative error", "bound", "ids", "verdict"),
             [
                 (

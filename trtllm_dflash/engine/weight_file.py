@@ -11,6 +11,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -25,8 +26,15 @@ _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "I64": "int64
 def write_weights(weights: Mapping[str, Tensor], directory: Path) -> WeightFile:
     """Write our layout of a drafter's weights and return where each tensor lies."""
     path = directory / WEIGHTS_NAME
-    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, path)
+    _save(weights, path)
     return index_weights(path)
+
+
+def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:  # what the library makes of a full disk
+        raise OSError(f"{path.name}: {error}") from error
 
 
 def index_weights(path: Path) -> WeightFile:
@@ -54,7 +62,7 @@ def write_tables(tables: Mapping[str, Tensor], directory: Path) -> list[Path]:
     if not tables:
         return []
     path = directory / SIDECARS_NAME
-    save_file({name: tensor.contiguous() for name, tensor in tables.items()}, path)
+    _save(tables, path)
     return [path]
 
 

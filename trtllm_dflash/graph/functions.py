@@ -290,7 +290,7 @@ def function(op: str, neutral: frozenset[str] = frozenset()) -> onnx.FunctionPro
     """The body of an op. ``neutral`` is for heads: logit steps to leave out.
 
     Every internal name carries the op's name, because TensorRT's own function import and careless inliners confuse
-    equal names of different scopes (engine-facts 2.5).
+    equal names of different scopes.
     """
     text = _BODIES[op] if op in _BODIES else head_text(op, neutral)
     header = f'<opset_import: ["": {OPSET}, "{DOMAIN}": 1], domain: "{DOMAIN}">'

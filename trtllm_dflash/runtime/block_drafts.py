@@ -22,6 +22,7 @@ class Decline(StrEnum):
 
     EXHAUSTED = "context does not fit"  # for good: the sequence's pages are given back
     NO_CONTEXT = "no context row"
+    UNKNOWN_ANCHOR = "anchor outside the target's vocabulary"
     BEHIND = "newest context row is not the one before the anchor"
     NOT_FINITE = "candidate values are not finite"
     OUT_OF_RANGE = "candidate id outside the draft vocabulary"
@@ -68,6 +69,8 @@ class BlockDrafter:
 
     def draft(self, anchor: int, position: int, context: ContextTables, num_drafts: int) -> BlockDrafts:
         """Drafts after ``anchor``, which stands at ``position`` behind the context of one sequence."""
+        if not 0 <= anchor < self._config.vocab_size:
+            return BlockDrafts([], reason=Decline.UNKNOWN_ANCHOR)
         anchors = torch.tensor([anchor], device=self._session.device)
         candidates = self._session.draft(anchors, torch.tensor([position], dtype=torch.int32), context, num_drafts)
         if not _finite(candidates.values):

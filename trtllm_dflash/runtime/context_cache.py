@@ -21,7 +21,7 @@ _PAGE, _POSITION, _ROWS = range(3)  # rows of a sequence's table, in the order o
 
 
 class ContextExhausted(Exception):
-    """The context does not fit; the sequence is as it was before the call."""
+    """The context does not fit; nothing was appended."""
 
 
 @dataclass(eq=False, slots=True)

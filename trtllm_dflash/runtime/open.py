@@ -37,8 +37,8 @@ def _tables(engine: Engine) -> dict[str, Tensor]:
     return read_tables(engine.directory, table_names(engine.config))
 
 
-# The key is Engine.rendering; the reference runs from the weight file of any engine.
-SESSIONS: dict[str, Opener] = {"ort": _ort, "torch": _torch, "reference": _reference}
+# The key is BuildOptions.runtime; the reference runs from the weight file of any engine.
+SESSIONS: dict[str, Opener] = {"onnxruntime": _ort, "torch": _torch, "reference": _reference}
 
 
 def open_session(engine: Engine | Path | str, session: str | None = None) -> Session:
@@ -50,10 +50,11 @@ def open_session(engine: Engine | Path | str, session: str | None = None) -> Ses
     """
     if not isinstance(engine, Engine):
         engine = open_engine(engine)
-    chosen = session or engine.rendering
-    if chosen not in (engine.rendering, "reference") or chosen not in SESSIONS:
+    runtime = engine.options.runtime
+    chosen = session or runtime
+    if chosen not in (runtime, "reference") or chosen not in SESSIONS:
         raise UnsupportedError(
-            f"{engine.directory}: session {chosen!r} was asked for, the engine is for {engine.rendering!r}"
+            f"{engine.directory}: session {chosen!r} was asked for, the engine is for {runtime!r}"
             " (or 'reference'); rebuild with another --runtime"
         )
     return SESSIONS[chosen](engine)

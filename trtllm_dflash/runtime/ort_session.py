@@ -72,7 +72,7 @@ class _Model:
     def __init__(self, directory: Path, name: ModelName) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
-        # Idle workers must not spin: they would take the cores from the target's forward (engine-facts 0.6: the
+        # Idle workers must not spin: they would take the cores from the target's forward (measured on two cores: the
         # target slows down by two thirds beside a spinning session).
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 3

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..config import DrafterConfig
+from ..errors import EngineMismatchError, Problems
 from ..limits import Limits
 
 
@@ -62,12 +63,33 @@ class Session(ABC):
         self.dtype = dtype
         self.tables = {name: table.to(device) for name, table in tables.items()}
         pool = (limits.num_pages, config.num_layers, limits.tokens_per_block, config.num_kv_heads, config.head_dim)
-        self.k_cache = torch.zeros(pool, dtype=dtype, device=device)
-        self.v_cache = torch.zeros(pool, dtype=dtype, device=device)
+        try:
+            self.k_cache = torch.zeros(pool, dtype=dtype, device=device)
+            self.v_cache = torch.zeros(pool, dtype=dtype, device=device)
+        except RuntimeError as error:
+            size = limits.pool_bytes(config, dtype.itemsize)
+            raise EngineMismatchError(
+                f"context pool: {size / 2**30:,.1f} GiB for max_batch_size {limits.max_batch_size} and max_seq_len"
+                f" {limits.max_seq_len} cannot be allocated on {device}; build with smaller ones"
+            ) from error
         self._embedding: Tensor | None = None
 
     def bind_target(self, embedding: Tensor, lm_head: Tensor) -> None:
-        """Share the target's embedding ``[Ve, H]`` and head ``[V, H]``; nothing is copied when the dtype matches."""
+        """Share the target's embedding ``[Ve, H]`` and head ``[V, H]``; nothing is copied when the dtype matches.
+
+        Raises:
+            EngineMismatchError: a shape is not the drafter's.
+        """
+        config = self.config
+        problems = Problems("target", "bind the target that the drafter was made for")
+        head_shape = [config.draft_vocab_size, config.hidden_size]
+        problems.check(list(lm_head.shape) == head_shape, f"lm_head is {list(lm_head.shape)}, expected {head_shape}")
+        problems.check(
+            embedding.dim() == 2 and embedding.shape[1] == config.hidden_size and len(embedding) > config.mask_token_id,
+            f"embedding is {list(embedding.shape)}, expected {config.hidden_size} columns and a row for the mask token"
+            f" {config.mask_token_id}",
+        )
+        problems.raise_as(EngineMismatchError)
         self._embedding = embedding
         self._mask_row = self._scaled(embedding[self.config.mask_token_id])
         self._lm_head = lm_head.to(self.device, self.dtype).contiguous()

@@ -24,6 +24,7 @@ from .session import Session
 class SequenceState:
     """What ``SessionProposer`` remembers of a sequence. Invariant: its context holds rows of accepted tokens only."""
 
+    owner: SessionProposer
     context: ContextSequence = field(default_factory=ContextSequence)
     anchor_position: int = -1  # of the last propose
     num_proposed: int | None = None  # drafts that wait for their verdict; None: there are none
@@ -96,7 +97,7 @@ class SessionProposer(DraftProposer):
     # Life of a sequence
 
     def alloc_state(self) -> SequenceState:
-        return SequenceState()
+        return SequenceState(self)
 
     def alloc_state_for(self, budget_tokens: int) -> SequenceState:
         limit = self.session.limits.max_seq_len
@@ -105,18 +106,18 @@ class SessionProposer(DraftProposer):
                 f"sequence of {budget_tokens} tokens: the drafter engine was built with max_seq_len {limit}; "
                 f"ask for fewer tokens or build with --max_seq_len {budget_tokens}"
             )
-        return SequenceState()  # pages are taken as rows come
+        return SequenceState(self)  # pages are taken as rows come
 
     def free_state(self, state: ProposerState) -> None:
-        own = _own(state)
+        own = self._own(state)
         self._cache.free(own.context)
         own.freed = True
 
     def drafter_rows(self, state: ProposerState) -> int:
-        return _own(state).context.num_rows
+        return self._own(state).context.num_rows
 
     def last_pair_key(self, state: ProposerState) -> int | None:
-        return _own(state).context.newest_position
+        return self._own(state).context.newest_position
 
     def take_drafter_kv(self, state: ProposerState) -> Any:
         return None
@@ -127,6 +128,18 @@ class SessionProposer(DraftProposer):
     def free_drafter_kv(self, kv: Any) -> None:
         """Nothing can have been taken."""
 
+    def _own(self, state: ProposerState) -> SequenceState:
+        """Another proposer's pages must not reach this one's free list."""
+        if not isinstance(state, SequenceState) or state.owner is not self:
+            raise TypeError(f"state of type {type(state).__name__}, not of this proposer's alloc_state")
+        return state
+
+    def _open(self, state: ProposerState) -> SequenceState:
+        own = self._own(state)
+        if own.freed:
+            raise RuntimeError("the state has been freed")
+        return own
+
     # Context
 
     def prefill_drafter(
@@ -134,14 +147,14 @@ class SessionProposer(DraftProposer):
     ) -> int:
         if len(hiddens) > len(prompt_tokens):
             raise ValueError(f"{len(hiddens)} feature rows for {len(prompt_tokens)} prompt tokens")
-        return self._ingest(_open(state), hiddens, start_position)
+        return self._ingest(self._open(state), hiddens, start_position)
 
     def catchup_drafter(
         self, tokens: Sequence[int], hiddens: Tensor, row_base: int, pos_base: int, state: ProposerState
     ) -> int:
         if len(tokens) != len(hiddens):
             raise ValueError(f"{len(hiddens)} feature rows for {len(tokens)} tokens")
-        own = _open(state)
+        own = self._open(state)
         newest = own.context.newest_position
         if row_base != own.context.num_rows or (newest is not None and pos_base <= newest):
             return 0
@@ -159,6 +172,8 @@ class SessionProposer(DraftProposer):
         if features.ndim != 2 or features.shape[1] != self._config.feature_size:
             raise ValueError(f"features {list(features.shape)}, expected [n, {self._config.feature_size}]")
         newest = state.context.newest_position
+        if start < 0:
+            raise ValueError(f"feature rows from position {start}, positions begin at 0")
         if newest is not None and start <= newest:
             raise ValueError(f"feature rows from position {start}, the newest context row is {newest}; rows come once")
         state.num_owed = max(0, state.num_owed - len(features))
@@ -203,7 +218,7 @@ class SessionProposer(DraftProposer):
             raise UnsupportedError(f"propose: {', '.join(given)} given; this proposer drafts greedily, leave them out")
         if not 0 <= num_drafts <= self.max_num_drafts():
             raise ValueError(f"{num_drafts} drafts asked for, the engine was built for 0..{self.max_num_drafts()}")
-        own = _open(state)
+        own = self._open(state)
         self._last_confidence = None
         if own.num_proposed is not None:
             raise RuntimeError("propose twice without after_verify between")
@@ -216,7 +231,7 @@ class SessionProposer(DraftProposer):
     def after_verify(
         self, num_accepted: int, state: ProposerState, *, target_hidden_stack: Tensor | None = None
     ) -> None:
-        own, stack = _open(state), target_hidden_stack
+        own, stack = self._open(state), target_hidden_stack
         if own.num_proposed is None:
             raise RuntimeError("after_verify without a propose before it")
         if not 0 <= num_accepted <= own.num_proposed:
@@ -267,16 +282,3 @@ class SessionProposer(DraftProposer):
         out_conf: list[list[float]] | None = None,
     ) -> list[list[int]] | None:
         return None
-
-
-def _own(state: ProposerState) -> SequenceState:
-    if not isinstance(state, SequenceState):
-        raise TypeError(f"state of type {type(state).__name__}, not of this proposer's alloc_state")
-    return state
-
-
-def _open(state: ProposerState) -> SequenceState:
-    own = _own(state)
-    if own.freed:
-        raise RuntimeError("the state has been freed")
-    return own
