@@ -374,7 +374,7 @@ def dspark(session: FakeSession | None = None, **options: object) -> SessionProp
 
 @pytest.mark.parametrize("first_row", [0, 1], ids=["sample_from_anchor", "sample_from_anchor false"])
 def test_T36_in_shifted_drafters_row_0_yields_draft_1(first_row: int) -> None:
-    """Candidates, and the hidden states beside them, begin at the row that the drafter says; no row is computed more."""
+    """Candidates, and the hidden states beside them, begin at the row that the drafter says; the block has no other."""
     config = dataclasses.replace(markov_config(with_markov=None), first_draft_row=first_row)
     session = FakeSession(config, tables=tables(config))
     session.tables["markov_w2"].zero_()
