@@ -372,21 +372,19 @@ def dspark(session: FakeSession | None = None, **options: object) -> SessionProp
     return SessionProposer(session or dspark_session(), **options)
 
 
-def test_T36_in_shifted_drafters_row_0_yields_draft_1() -> None:
-    """Candidates, and the hidden states beside them, are those of row j - 1; the block has no row more than drafts."""
-    session = dspark_session(with_markov=None)
+@pytest.mark.parametrize("first_row", [0, 1], ids=["sample_from_anchor", "sample_from_anchor false"])
+def test_T36_in_shifted_drafters_row_0_yields_draft_1(first_row: int) -> None:
+    """Candidates, and the hidden states beside them, begin at the row that the drafter says; the block has no other."""
+    config = dataclasses.replace(markov_config(with_markov=None), first_draft_row=first_row)
+    session = FakeSession(config, tables=tables(config))
     session.tables["markov_w2"].zero_()
     proposer = dspark(session)
     drafts = proposer.propose(77, 10, 7, prompt(proposer))
-    assert drafts == [FakeSession.token_at(10 + row) for row in range(7)]
-    assert session.embeddings[0, :, 0].tolist() == [77, *[MASK] * 6]
-    candidates = session.draft(
-        torch.tensor([77]),
-        torch.tensor([10], dtype=torch.int32),
-        proposer._cache.tables([SequenceState(proposer).context]),
-        7,
-    )
-    assert candidates.hidden[0, :, 0].tolist() == list(range(10, 17))
+    assert drafts == [FakeSession.token_at(10 + row) for row in range(first_row, first_row + 7)]
+    assert session.embeddings[0, :, 0].tolist() == [77, *[MASK] * (6 + first_row)]
+    context = proposer._cache.tables([SequenceState(proposer).context])
+    candidates = session.draft(torch.tensor([77]), torch.tensor([10], dtype=torch.int32), context, 7)
+    assert candidates.hidden[0, :, 0].tolist() == list(range(10 + first_row, 17 + first_row))
 
 
 def test_the_last_confidence_is_the_smallest_of_the_drafts_returned() -> None:
