@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 
-os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"  # read when the libraries are imported
+# Read when the libraries are imported.
+os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command line does, for machines with other work
 
 import importlib.metadata
 import random

@@ -17,6 +17,11 @@ from types import FrameType
 from .. import __version__
 from ..errors import DFlashError
 
+# torch's OpenMP workers spin between two operations and, on a machine that has other work to do, keep each other from
+# their cores: `benchmarks/busy_machine.py` shows what a single busy process then costs. A short spin loses nothing on
+# an idle machine. It must be set before torch is imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
 DESCRIPTION = "DFlash speculative-decoding drafters: build engines, check them, generate text with them."
 VERBS = {
     "build": "build an engine directory from a drafter checkpoint",
