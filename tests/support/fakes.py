@@ -25,7 +25,9 @@ MASK = 3
 LIMITS = Limits(max_batch_size=2, max_draft_len=7, max_seq_len=96, max_num_tokens=16, tokens_per_block=8)
 
 
-def tiny_target(*, dtype: torch.dtype = torch.float32, model_type: str = "llama", **options: Any) -> HFTarget:
+def tiny_target(
+    *, dtype: torch.dtype = torch.float32, model_type: str = "llama", tokenizer: Any = None, **options: Any
+) -> HFTarget:
     """A random model of transformers: hidden 64, 6 layers, 160 tokens. Spread weights, so that its output varies."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -36,7 +38,7 @@ def tiny_target(*, dtype: torch.dtype = torch.float32, model_type: str = "llama"
     }  # fmt: skip
     torch.manual_seed(0)
     config = AutoConfig.for_model(model_type, **(settings | options))
-    return HFTarget(AutoModelForCausalLM.from_config(config, dtype=dtype))
+    return HFTarget(AutoModelForCausalLM.from_config(config, dtype=dtype), tokenizer)
 
 
 def tiny_config(**changes: Any) -> DrafterConfig:

@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.fakes import tiny_target
 from tests.support.tiny import write_checkpoint
-from trtllm_dflash.cli import generate as generate_verb
 from trtllm_dflash.cli.main import main
+from trtllm_dflash.cli.prompts import read_prompts
 from trtllm_dflash.config import BuildOptions
 from trtllm_dflash.errors import DFlashError
 from trtllm_dflash.runtime import hf_target
@@ -53,7 +53,7 @@ class TinyTokenizer:
 @pytest.fixture
 def tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """`--target tiny` loads a random model; everything behind it is real."""
-    monkeypatch.setattr(hf_target, "load_target", lambda spec: (tiny_target(), TinyTokenizer()))
+    monkeypatch.setattr(hf_target, "load_target", lambda spec: (tiny_target(tokenizer=TinyTokenizer()), None))
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, Any]:
@@ -233,7 +233,7 @@ def test_check_finds_a_difference(
 def test_every_family_builds_checks_and_generates(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(hf_target, "load_target", lambda spec: (tiny_target(), TinyTokenizer()))
+    monkeypatch.setattr(hf_target, "load_target", lambda spec: (tiny_target(tokenizer=TinyTokenizer()), None))
     checkpoint, out = write_checkpoint(tmp_path / "checkpoint", family), str(tmp_path / "engine")
     code, built = run_json(capsys, "build", "--checkpoint_dir", str(checkpoint), "--output_dir", out, *FLAGS, "--json")
     assert code == 0
@@ -318,7 +318,7 @@ def test_generate_streams_text_with_accepted_drafts_in_brackets(
         (" ", [], "prompt 0: is empty"),
         ("5 " * 250, [], "has 251 tokens and may get 160 more, 411 in all, but the engine's max_seq_len is 256"),
         ("5", ["--max_tokens", "500"], "build with --max_seq_len 502"),
-        ("5", ["--max_draft_len", "8"], "num_drafts: 8, the drafter was built for at most 7"),
+        ("5", ["--max_draft_len", "8"], "--max_draft_len: 8, the engine was built for at most 7"),
     ],
 )
 def test_generate_refuses_what_does_not_fit(
@@ -328,11 +328,10 @@ def test_generate_refuses_what_does_not_fit(
     assert message in capsys.readouterr().err
 
 
-def prompts_file(tmp_path: Path, content: str) -> Any:
+def prompts_file(tmp_path: Path, content: str) -> Path:
     path = tmp_path / "prompts.jsonl"
     path.write_text(content)
-    parser = main.__globals__["_parser"]()
-    return parser.parse_args(["generate", "--engine_dir", "e", "--target", "t", "--prompts_file", str(path)])
+    return path
 
 
 BAD_LINES = (
@@ -342,9 +341,9 @@ BAD_LINES = (
 
 
 def test_prompts_file_names_every_bad_line(tmp_path: Path) -> None:
-    args = prompts_file(tmp_path, '{"prompt": "a"}\n' + "\n".join(BAD_LINES))
+    file = prompts_file(tmp_path, '{"prompt": "a"}\n' + "\n".join(BAD_LINES))
     with pytest.raises(DFlashError) as caught:
-        generate_verb.read_prompts(args)
+        read_prompts(None, file)
     message = str(caught.value)
     assert f"{len(BAD_LINES)} problems" in message
     for number in range(2, len(BAD_LINES) + 2):
@@ -362,26 +361,24 @@ def test_prompts_file_names_every_bad_line(tmp_path: Path) -> None:
 )
 def test_prompts_file_without_usable_text(content: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(DFlashError, match=message):
-        generate_verb.read_prompts(prompts_file(tmp_path, content))
+        read_prompts(None, prompts_file(tmp_path, content))
 
 
 def test_prompts_file_that_is_no_text(tmp_path: Path) -> None:
-    args = prompts_file(tmp_path, "")
-    args.prompts_file.write_bytes(b"\xff\xfe\x00")
+    file = prompts_file(tmp_path, "")
+    file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DFlashError, match="cannot be read as UTF-8"):
-        generate_verb.read_prompts(args)
-    args.prompts_file = tmp_path
+        read_prompts(None, file)
     with pytest.raises(DFlashError, match="not a regular file"):
-        generate_verb.read_prompts(args)
-    args.prompts_file = tmp_path / "nowhere"
+        read_prompts(None, tmp_path)
     with pytest.raises(DFlashError, match="cannot be read"):
-        generate_verb.read_prompts(args)
+        read_prompts(None, tmp_path / "nowhere")
 
 
 def test_prompts_file_gives_kinds(tmp_path: Path) -> None:
     """A byte-order mark, Windows line ends, empty lines and Unicode line separators inside a string are all legal."""
-    args = prompts_file(tmp_path, '\ufeff{"prompt": "a", "kind": "x"}\r\n\n{"prompt": "b\u2028c"}\n')
-    assert generate_verb.read_prompts(args) == [("a", "x"), ("b\u2028c", "prompt")]
+    file = prompts_file(tmp_path, '\ufeff{"prompt": "a", "kind": "x"}\r\n\n{"prompt": "b\u2028c"}\n')
+    assert read_prompts(None, file) == [("a", "x"), ("b\u2028c", "prompt")]
 
 
 def test_the_build_script_is_the_same_builder(checkpoint: Path, tmp_path: Path) -> None:
