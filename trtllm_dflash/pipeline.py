@@ -10,11 +10,11 @@ from pathlib import Path
 
 from . import __version__
 from .checkpoint.parse import Checkpoint, parse_checkpoint
-from .checkpoint.weights import layout, load_weights, table_names
+from .checkpoint.weights import layout, load_weights, sidecar_names, table_names
 from .config import BuildOptions, DrafterConfig, TargetSpec
 from .engine.directory import absolute, check_output, new_directory
 from .engine.manifest import Engine, open_engine, write_manifest
-from .engine.weight_file import WEIGHTS_NAME, write_tables, write_weights
+from .engine.weight_file import WEIGHTS_NAME, write_sidecars, write_weights
 from .errors import BuildError, UnsupportedError
 from .graph import render
 from .io_spec import NUM_CANDIDATES
@@ -103,8 +103,8 @@ def run_build(plan: BuildPlan, progress: Progress = lambda step: None) -> Engine
     with new_directory(plan.output_dir) as directory:
         progress(STEPS[0])
         tensors = load_weights(plan.checkpoint)
-        tables = {name: tensors.pop(name) for name in table_names(config)}
-        table_files = write_tables(tables, directory)
+        sidecars = {name: tensors.pop(name) for name in sidecar_names(config)}
+        sidecar_files = write_sidecars(sidecars, directory)
         weights = write_weights(tensors, directory)
         progress(STEPS[1])
         models = render.render(rendering, config, options.dtype, weights)
@@ -118,7 +118,7 @@ def run_build(plan: BuildPlan, progress: Progress = lambda step: None) -> Engine
             package_version=__version__,
             drafter_sha256=plan.checkpoint.files.sha256(),
             target=None if plan.target is None else dataclasses.asdict(plan.target),
-            files=[*model_files, directory / WEIGHTS_NAME, *table_files],
+            files=[*model_files, directory / WEIGHTS_NAME, *sidecar_files],
         )
     return open_engine(plan.output_dir)
 
@@ -127,10 +127,15 @@ def _memory(config: DrafterConfig, limits: Limits, dtype: str) -> dict[str, int]
     element, stored = (4 if name == "float32" else 2 for name in (dtype, config.dtype))
     elements = {name: math.prod(shape) for name, shape in layout(config).items()}
     in_tables = sum(elements.pop(name) for name in table_names(config))
-    tables = {f"tables of the head in {config.dtype}": stored * in_tables} if in_tables else {}
+    beside_models = {
+        f"tables of the head in {config.dtype}": stored * in_tables,
+        f"the drafter's own embed_tokens in {config.dtype}": stored * elements.pop("embed_tokens", 0),
+        f"the drafter's own lm_head in {dtype}": element * elements.pop("lm_head", 0),
+        "map of the draft vocabulary": 8 * elements.pop("d2t", 0),
+    }
     return {
         f"weights in {dtype}": element * sum(elements.values()),
-        **tables,
+        **{what: size for what, size in beside_models.items() if size},
         f"context pool, {limits.num_pages} pages of {limits.tokens_per_block} tokens": limits.pool_bytes(
             config, element
         ),
@@ -143,8 +148,6 @@ def _check_supported(checkpoint: Checkpoint) -> None:
     """Raise UnsupportedError for what is parsed and validated but not built yet."""
     config, where = checkpoint.config, checkpoint.files.directory
     missing = {
-        "the drafter's own embed_tokens": config.owns_embedding,
-        "the drafter's own lm_head": config.owns_lm_head,
         "a reduced draft vocabulary": config.draft_vocab_size != config.vocab_size,
         "a learned mask embedding": config.has_mask_embedding,
     }

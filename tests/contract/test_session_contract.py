@@ -47,6 +47,11 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "DSpark, gated, bfloat16 weights, confidence of hidden states": {
         "family": "dspark", "markov_head_type": "gated", "dtype": torch.bfloat16, "confidence_with_markov": False,
     },
+    "own embedding and head, H != Ht": {
+        "hidden_size": 48, "target_hidden_size": 64, "own_embedding": True, "own_lm_head": True,
+    },
+    "DFlash 2, own head, bfloat16 weights": {"family": "dflash2", "own_lm_head": True, "dtype": torch.bfloat16},
+    "DSpark, own embedding, scaled": {"family": "dspark", "own_embedding": True, "input_embedding_scale": 0.5},
 }  # fmt: skip
 
 

@@ -61,7 +61,9 @@ class FakeSession(Session):
         self, config: DrafterConfig | None = None, limits: Limits = LIMITS, tables: Mapping[str, Tensor] | None = None
     ) -> None:
         super().__init__(config or tiny_config(), limits, torch.device("cpu"), torch.float32, tables or {})
-        self.bind_target(torch.arange(VOCAB).float()[:, None].expand(-1, 64), torch.zeros(self.config.draft_vocab_size, 64))
+        self.bind_target(
+            torch.arange(VOCAB).float()[:, None].expand(-1, 64), torch.zeros(self.config.draft_vocab_size, 64)
+        )
         self.embeddings = self.context = None  # of the last block
         self.ingested: list[int] = []  # rows of each call
         self.spoil: Callable[[Tensor, Tensor], None] = lambda ids, values: None
@@ -84,7 +86,7 @@ class FakeSession(Session):
         hidden[:, :, 0] = positions[:, None] + rows
         return {"hidden": hidden}
 
-    def _run_head(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _run_head(self, hidden: Tensor, lm_head: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         best = torch.tensor([self.token_at(int(row[0])) for row in hidden], dtype=torch.int32)
         ids = (best[:, None] + torch.arange(16, dtype=torch.int32)) % VOCAB
         values = torch.arange(16, 0, -1).float().expand(len(hidden), 16).clone()

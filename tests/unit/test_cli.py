@@ -177,8 +177,6 @@ def test_inspect_reads_checkpoints_of_every_family(
 @pytest.mark.parametrize(
     ("option", "name"),
     [
-        ({"own_embedding": True}, "the drafter's own embed_tokens"),
-        ({"own_lm_head": True}, "the drafter's own lm_head"),
         ({"draft_vocab_size": 100, "own_lm_head": True}, "a reduced draft vocabulary"),
         ({"mask_embedding": True}, "a learned mask embedding"),
     ],

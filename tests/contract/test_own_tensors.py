@@ -1,0 +1,189 @@
+"""A drafter's own embedding, head, mask row and vocabulary: used by every session, from the engine directory alone."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.chain import chain_proposer, generate_on_chain
+from tests.support.engines import SMALL, tiny_engine
+from tests.support.fakes import LIMITS, VOCAB, FakeSession, tiny_config, tiny_target
+from tests.support.tiny import Tiny, write_files
+from tests.support.tolerance import assert_close
+from trtllm_dflash.config import BuildOptions
+from trtllm_dflash.errors import EngineMismatchError
+from trtllm_dflash.heads.base import HEADS
+from trtllm_dflash.pipeline import build_engine, plan_build
+from trtllm_dflash.runtime.context_cache import ContextCache, ContextSequence
+from trtllm_dflash.runtime.decode import generate
+from trtllm_dflash.runtime.hf_target import HFTarget
+from trtllm_dflash.runtime.open import open_session
+from trtllm_dflash.runtime.session import Candidates, Session
+from trtllm_dflash.runtime.session_proposer import SessionProposer
+
+# name -> build options and the session that is asked for
+RUNNERS: dict[str, tuple[dict[str, Any], str | None]] = {
+    "onnxruntime": ({"runtime": "onnxruntime"}, None),
+    "torch": ({"runtime": "torch"}, None),
+    "torch bfloat16": ({"runtime": "torch", "dtype": "bfloat16"}, None),
+    "reference": ({}, "reference"),
+}
+
+
+@pytest.fixture(scope="module")
+def target() -> HFTarget:
+    """In float64, rows computed together and one by one choose the same tokens, so equality is exact."""
+    return tiny_target(dtype=torch.float64)
+
+
+@pytest.fixture(params=RUNNERS)
+def runner(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def session_of(folder: Path, tiny: Tiny, runner: str, **tensors: Tensor) -> Session:
+    """A session of a tiny drafter, some of whose tensors are given; dots in names are written as two underscores."""
+    options, kind = RUNNERS[runner]
+    given = tiny.tensors() | {name.replace("__", "."): tensor for name, tensor in tensors.items()}
+    checkpoint = write_files(folder / "checkpoint", tiny.config(), given)
+    return open_session(build_engine(checkpoint, folder / "engine", BuildOptions(**(SMALL | options))), kind)
+
+
+def draft(session: Session, anchor: int = 9) -> Candidates:
+    """One block after five context rows."""
+    cache, sequence = ContextCache(session.limits), ContextSequence()
+    pages, rows = cache.append(sequence, 0, 5)
+    features = torch.randn(5, session.config.feature_size, generator=torch.Generator().manual_seed(5))
+    session.ingest(features, torch.arange(5, dtype=torch.int32), pages, rows)
+    at = torch.tensor([5], dtype=torch.int32)
+    return session.draft(torch.tensor([anchor]), at, cache.tables([sequence]), session.limits.max_draft_len)
+
+
+def same(a: Candidates, b: Candidates) -> bool:
+    return torch.equal(a.ids, b.ids) and torch.equal(a.values, b.values)
+
+
+# --- embedding and head ----------------------------------------------------------------------------------------------
+
+
+def test_T40_an_own_head_is_used_and_never_overwritten(runner: str, tmp_path: Path) -> None:
+    session = session_of(tmp_path, Tiny(own_lm_head=True), runner)
+    embedding, drafts = torch.randn(VOCAB, 64), []
+    for head in (torch.randn(VOCAB, 64), torch.zeros(3, 5)):  # one that fits and one that does not
+        session.bind_target(embedding, head)
+        drafts.append(draft(session))
+    assert same(*drafts)
+    logits = drafts[0].hidden[0].float() @ Tiny(own_lm_head=True).tensors()["lm_head.weight"].T
+    assert torch.allclose(logits.amax(-1), drafts[0].values[0, :, 0], rtol=0.05)
+
+
+def test_T40_the_own_head_decides_acceptance(tmp_path: Path) -> None:
+    """The target's head would put other candidates before the walk; the own one is what the walk was made for."""
+    foreign = 5 * torch.randn(VOCAB, 64, generator=torch.Generator().manual_seed(0))
+    own = chain_proposer(tmp_path / "own", tiny={"own_lm_head": True})
+    assert generate_on_chain(own, lm_head=foreign)[1].statistics.position_acceptance == [1.0] * 7
+    shared = chain_proposer(tmp_path / "shared")
+    assert generate_on_chain(shared, lm_head=foreign)[1].statistics.acceptance_length < 2
+
+
+def test_an_own_embedding_gives_anchor_and_mask_rows(runner: str, tmp_path: Path) -> None:
+    session = session_of(tmp_path, Tiny(own_embedding=True, input_embedding_scale=0.5), runner)
+    seen: list[Tensor] = []
+    block = session._run_block
+    session._run_block = lambda rows, *rest: seen.append(rows) or block(rows, *rest)  # type: ignore[method-assign,func-returns-value]
+    drafts = []
+    for embedding in (torch.randn(VOCAB, 64), torch.zeros(2, 7)):
+        session.bind_target(embedding, torch.ones(VOCAB, 64).cumsum(0) / VOCAB)
+        drafts.append(draft(session, anchor=9))
+    own = Tiny(own_embedding=True).tensors()["embed_tokens.weight"] * 0.5
+    assert same(*drafts)
+    assert torch.allclose(seen[0][0].float(), own[[9] + [3] * 7], atol=0.01)
+
+
+def test_a_drafter_with_both_needs_nothing_of_the_target(runner: str, tmp_path: Path) -> None:
+    tiny = Tiny(own_embedding=True, own_lm_head=True, hidden_size=48, target_hidden_size=64)
+    session = session_of(tmp_path, tiny, runner)
+    before = draft(session)
+    session.bind_target(torch.randn(VOCAB, 64), torch.randn(VOCAB, 64))
+    assert same(before, draft(session))
+
+
+@pytest.mark.parametrize("owned", ["own_embedding", "own_lm_head"])
+def test_what_is_not_owned_must_be_bound(owned: str, runner: str, tmp_path: Path) -> None:
+    session = session_of(tmp_path, Tiny(**{owned: True}), runner)
+    with pytest.raises(RuntimeError, match="bind_target"):
+        draft(session)
+    with pytest.raises(EngineMismatchError, match=r"is \[160, 65\], expected"):
+        session.bind_target(torch.zeros(VOCAB, 65), torch.zeros(VOCAB, 65))
+
+
+@pytest.mark.parametrize("family", HEADS)
+@pytest.mark.parametrize("runtime", ["onnxruntime", "torch"])
+def test_own_tensors_equal_to_the_targets_draft_what_shared_ones_do(
+    family: str, runtime: str, target: HFTarget, tmp_path: Path
+) -> None:
+    shared = session_of(tmp_path / "shared", Tiny(family), runtime)
+    equal = {"embed_tokens__weight": target.embedding.float(), "lm_head__weight": target.lm_head.float()}
+    own = session_of(tmp_path / "own", Tiny(family, own_embedding=True, own_lm_head=True), runtime, **equal)
+    results = []
+    for session in (shared, own):
+        session.bind_target(target.embedding, target.lm_head)
+        results.append(generate(target, SessionProposer(session), [5, 6, 7], max_new_tokens=40))
+    assert results[0].token_ids == results[1].token_ids
+    assert results[0].statistics.accepted == results[1].statistics.accepted
+    ours, theirs = draft(own), draft(shared)
+    assert torch.equal(ours.ids, theirs.ids)
+    assert_close(ours.values, theirs.values, ("torch", "fp32"))  # not by bits: torch rounds by a weight's alignment
+
+
+def test_an_engine_without_an_own_tensor_does_not_run() -> None:
+    config = tiny_config(owns_lm_head=True, owns_embedding=True)
+    with pytest.raises(EngineMismatchError) as caught:
+        FakeSession(config, LIMITS, {"lm_head": torch.zeros(VOCAB - 1, 64)})
+    assert "lm_head is [159, 64], expected [160, 64]" in str(caught.value)
+    assert "embed_tokens is missing, expected [160, 64]" in str(caught.value)
+
+
+def test_memory_counts_what_the_drafter_owns(tmp_path: Path) -> None:
+    tiny = Tiny(own_embedding=True, own_lm_head=True, dtype=torch.bfloat16)
+    checkpoint = write_files(tmp_path / "checkpoint", tiny.config(), tiny.tensors())
+    memory = plan_build(checkpoint, tmp_path / "engine", BuildOptions(**SMALL)).memory
+    assert memory["the drafter's own embed_tokens in bfloat16"] == 2 * VOCAB * 64
+    assert memory["the drafter's own lm_head in float32"] == 4 * VOCAB * 64
+
+
+# --- output is the target's own --------------------------------------------------------------------------------------
+
+LOSSLESS: dict[str, dict[str, Any]] = {
+    **{
+        f"{family}, own embedding and head, H != Ht": {
+            "family": family, "own_embedding": True, "own_lm_head": True, "hidden_size": 48, "target_hidden_size": 64,
+        }
+        for family in HEADS
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plain(target: HFTarget) -> list[tuple[list[int], list[int]]]:
+    """30 random prompts and their plain continuations."""
+    rng = random.Random(3)
+    prompts = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))] for _ in range(30)]
+    return [(prompt, generate(target, None, prompt, max_new_tokens=12).token_ids) for prompt in prompts]
+
+
+@pytest.mark.parametrize("drafter", LOSSLESS)
+def test_output_is_the_targets_own(drafter: str, target: HFTarget, plain, tmp_path: Path) -> None:
+    session = open_session(tiny_engine(tmp_path, **LOSSLESS[drafter]))
+    session.bind_target(target.embedding, target.lm_head)
+    proposer = SessionProposer(session)
+    proposer.validate_against_target(target.spec)
+    for prompt, expected in plain:
+        result = generate(target, proposer, prompt, max_new_tokens=12)
+        assert result.token_ids == expected, f"prompt {prompt}"
+        assert sum(result.statistics.drafted) > 0
