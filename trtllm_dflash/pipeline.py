@@ -149,7 +149,6 @@ def _check_supported(checkpoint: Checkpoint) -> None:
     config, where = checkpoint.config, checkpoint.files.directory
     missing = {
         "a reduced draft vocabulary": config.draft_vocab_size != config.vocab_size,
-        "a learned mask embedding": config.has_mask_embedding,
     }
     if named := [what for what, is_missing in missing.items() if is_missing]:
         raise UnsupportedError(

@@ -15,7 +15,7 @@ from tests.support.engines import SMALL, tiny_engine
 from tests.support.fakes import LIMITS, VOCAB, FakeSession, tiny_config, tiny_target
 from tests.support.tiny import Tiny, write_files
 from tests.support.tolerance import assert_close
-from trtllm_dflash.config import BuildOptions
+from trtllm_dflash.config import BuildOptions, TargetSpec
 from trtllm_dflash.errors import EngineMismatchError
 from trtllm_dflash.heads.base import HEADS
 from trtllm_dflash.pipeline import build_engine, plan_build
@@ -25,6 +25,7 @@ from trtllm_dflash.runtime.hf_target import HFTarget
 from trtllm_dflash.runtime.open import open_session
 from trtllm_dflash.runtime.session import Candidates, Session
 from trtllm_dflash.runtime.session_proposer import SessionProposer
+from trtllm_dflash.target_check import check_target
 
 # name -> build options and the session that is asked for
 RUNNERS: dict[str, tuple[dict[str, Any], str | None]] = {
@@ -157,6 +158,54 @@ def test_memory_counts_what_the_drafter_owns(tmp_path: Path) -> None:
     assert memory["the drafter's own lm_head in float32"] == 4 * VOCAB * 64
 
 
+# --- mask row --------------------------------------------------------------------------------------------------------
+
+
+def rows_of_block(session: Session) -> Tensor:
+    """The embeddings ``[B, H]`` that a block of anchor 9 is run on."""
+    seen: list[Tensor] = []
+    run = session._run_block
+    session._run_block = lambda rows, *rest: seen.append(rows) or run(rows, *rest)  # type: ignore[method-assign,func-returns-value]
+    draft(session, anchor=9)
+    return seen[0][0].float()
+
+
+@pytest.mark.parametrize("own_embedding", [False, True])
+def test_T17_a_learned_mask_embedding_replaces_the_mask_row(own_embedding: bool, runner: str, tmp_path: Path) -> None:
+    tiny = Tiny(mask_embedding=True, own_embedding=own_embedding, input_embedding_scale=0.5)
+    session, tensors = session_of(tmp_path, tiny, runner), tiny.tensors()
+    embedding = tensors["embed_tokens.weight"] if own_embedding else torch.randn(VOCAB, 64)
+    session.bind_target(embedding, torch.randn(VOCAB, 64))
+    rows = rows_of_block(session)
+    assert torch.allclose(rows[0], 0.5 * embedding[9], atol=0.01)
+    assert torch.allclose(rows[1:], 0.5 * tensors["mask_embedding"].expand(7, -1), atol=0.01)
+
+
+def test_T17_a_pickled_mask_embedding_is_loaded_like_a_tensor(runner: str, tmp_path: Path) -> None:
+    learned = torch.randn(64, generator=torch.Generator().manual_seed(4))
+    tensor = session_of(tmp_path / "tensor", Tiny(mask_embedding=True), runner, mask_embedding=learned)
+    weights = {name: t for name, t in Tiny(mask_embedding=True).tensors().items() if name != "mask_embedding"}
+    checkpoint = write_files(tmp_path / "pickle", Tiny().config(), weights)
+    torch.save({"embedding": learned, "mask_token_id": 3}, checkpoint / "mask_embedding.pt")
+    options, kind = RUNNERS[runner]
+    pickled = open_session(build_engine(checkpoint, tmp_path / "engine", BuildOptions(**(SMALL | options))), kind)
+    embedding, head = torch.randn(VOCAB, 64), torch.randn(VOCAB, 64)
+    for session in (tensor, pickled):
+        session.bind_target(embedding, head)
+    assert torch.equal(rows_of_block(tensor), rows_of_block(pickled))
+    assert torch.equal(draft(tensor).ids, draft(pickled).ids)
+
+
+def test_a_mask_embedding_needs_no_mask_row_of_the_target(tmp_path: Path) -> None:
+    session = session_of(tmp_path, Tiny(mask_embedding=True, mask_token_id=150), "onnxruntime")
+    spec = TargetSpec("short", hidden_size=64, num_layers=6, vocab_size=VOCAB, embedding_rows=140)
+    check_target(session.config, spec)
+    session.bind_target(torch.randn(140, 64), torch.randn(VOCAB, 64))
+    assert draft(session).values.isfinite().all()
+    with pytest.raises(EngineMismatchError, match="mask_token_id is 150, but the target's embedding has 140 rows"):
+        check_target(tiny_config(mask_token_id=150), spec)
+
+
 # --- output is the target's own --------------------------------------------------------------------------------------
 
 LOSSLESS: dict[str, dict[str, Any]] = {
@@ -166,6 +215,7 @@ LOSSLESS: dict[str, dict[str, Any]] = {
         }
         for family in HEADS
     },
+    **{f"{family}, mask embedding": {"family": family, "mask_embedding": True} for family in HEADS},
 }  # fmt: skip
 
 

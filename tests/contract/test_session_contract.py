@@ -51,6 +51,11 @@ DRAFTERS: dict[str, dict[str, Any]] = {
         "hidden_size": 48, "target_hidden_size": 64, "own_embedding": True, "own_lm_head": True,
     },
     "DFlash 2, own head, bfloat16 weights": {"family": "dflash2", "own_lm_head": True, "dtype": torch.bfloat16},
+    "mask embedding, scaled": {"mask_embedding": True, "input_embedding_scale": 0.5},
+    "DFlash 2, mask embedding beside own embedding": {
+        "family": "dflash2", "mask_embedding": True, "own_embedding": True,
+    },
+    "DSpark, mask embedding": {"family": "dspark", "mask_embedding": True},
     "DSpark, own embedding, scaled": {"family": "dspark", "own_embedding": True, "input_embedding_scale": 0.5},
 }  # fmt: skip
 

@@ -185,7 +185,7 @@ class Tiny:
         return headers
 
     def tensors(self) -> dict[str, Tensor]:
-        """Random tensors that keep activations near 1: norms around 1, embeddings of size 1, matrices of fan-in scale."""
+        """Random tensors that keep activations near 1: norms and embeddings around 1, matrices of fan-in scale."""
         generator = torch.Generator().manual_seed(self.seed)
         tensors = {}
         for name, shape in self.shapes().items():

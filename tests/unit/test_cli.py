@@ -178,7 +178,6 @@ def test_inspect_reads_checkpoints_of_every_family(
     ("option", "name"),
     [
         ({"draft_vocab_size": 100, "own_lm_head": True}, "a reduced draft vocabulary"),
-        ({"mask_embedding": True}, "a learned mask embedding"),
     ],
 )
 def test_what_is_not_built_yet_is_refused_by_name(

@@ -23,7 +23,7 @@ from .vocabulary import target_ids
 DrafterWeights = Mapping[str, Tensor]
 
 # What a session uses in place of the target's.
-OWN_TENSORS = ("embed_tokens", "lm_head")
+OWN_TENSORS = ("embed_tokens", "lm_head", "mask_embedding")
 
 _CHUNK_ELEMENTS = 1 << 22  # checked at once: isfinite makes temporaries of the size of its input
 

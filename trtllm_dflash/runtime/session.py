@@ -82,6 +82,9 @@ class Session(ABC):
             ) from error
         self._embedding: Tensor | None = None
         self._lm_head: Tensor | None = None
+        self._mask_row: Tensor | None = None
+        if "mask_embedding" in own:
+            self._mask_row = self._scaled(own["mask_embedding"])
         if "embed_tokens" in own:
             self._use_embedding(own["embed_tokens"])
         if "lm_head" in own:
@@ -104,10 +107,11 @@ class Session(ABC):
             f"lm_head is {list(lm_head.shape)}, expected {head_shape}",
         )
         fits = embedding.dim() == 2 and embedding.shape[1] == config.hidden_size
+        fits = fits and (config.has_mask_embedding or len(embedding) > config.mask_token_id)
+        mask_row = "" if config.has_mask_embedding else f" and a row for the mask token {config.mask_token_id}"
         problems.check(
-            config.owns_embedding or (fits and len(embedding) > config.mask_token_id),
-            f"embedding is {list(embedding.shape)}, expected {config.hidden_size} columns and a row for the mask token"
-            f" {config.mask_token_id}",
+            config.owns_embedding or fits,
+            f"embedding is {list(embedding.shape)}, expected {config.hidden_size} columns{mask_row}",
         )
         problems.raise_as(EngineMismatchError)
         if not config.owns_embedding:
@@ -117,7 +121,8 @@ class Session(ABC):
 
     def _use_embedding(self, embedding: Tensor) -> None:
         self._embedding = embedding
-        self._mask_row = self._scaled(embedding[self.config.mask_token_id])
+        if not self.config.has_mask_embedding:
+            self._mask_row = self._scaled(embedding[self.config.mask_token_id])
 
     def _use_head(self, lm_head: Tensor) -> None:
         self._lm_head = lm_head.to(self.device, self.dtype).contiguous()
@@ -144,7 +149,7 @@ class Session(ABC):
             num_drafts      m, 1 <= m <= max_draft_len; the block has ``config.block_rows(m)`` rows
         """
         config = self.config
-        if self._embedding is None or self._lm_head is None:
+        if self._embedding is None or self._mask_row is None or self._lm_head is None:
             raise RuntimeError("bind_target comes before draft")
         sequences, block_rows = len(anchors), config.block_rows(num_drafts)
         embeddings = self._mask_row.repeat(sequences, block_rows, 1)
