@@ -76,7 +76,7 @@ def plan_build(
     if output_dir.is_relative_to(absolute(Path(checkpoint_dir))):
         raise BuildError(f"{output_dir}: lies in the checkpoint's own directory; choose another --output_dir")
     checkpoint = parse_checkpoint(checkpoint_dir)
-    _check_supported(checkpoint)
+    _check_vocabulary(checkpoint)
     rendering = render.RENDERINGS.get(options.runtime)
     if rendering is None:
         raise BuildError(f"runtime is {options.runtime!r}, expected one of {', '.join(render.RENDERINGS)}")
@@ -144,16 +144,8 @@ def _memory(config: DrafterConfig, limits: Limits, dtype: str) -> dict[str, int]
     }
 
 
-def _check_supported(checkpoint: Checkpoint) -> None:
-    """Raise UnsupportedError for what is parsed and validated but not built yet."""
+def _check_vocabulary(checkpoint: Checkpoint) -> None:
     config, where = checkpoint.config, checkpoint.files.directory
-    missing = {
-        "a reduced draft vocabulary": config.draft_vocab_size != config.vocab_size,
-    }
-    if named := [what for what, is_missing in missing.items() if is_missing]:
-        raise UnsupportedError(
-            f"{where}: needs {', '.join(named)}, which version {__version__} reads and validates but does not build"
-        )
     if config.draft_vocab_size < NUM_CANDIDATES:
         raise UnsupportedError(
             f"{where}: vocab_size is {config.draft_vocab_size}, expected at least {NUM_CANDIDATES} candidates a row"

@@ -13,12 +13,15 @@ from torch import Tensor
 from tests.support.chain import chain_proposer, generate_on_chain
 from tests.support.engines import SMALL, tiny_engine
 from tests.support.fakes import LIMITS, VOCAB, FakeSession, tiny_config, tiny_target
+from tests.support.heads import markov_config, tables
 from tests.support.tiny import Tiny, write_files
 from tests.support.tolerance import assert_close
 from trtllm_dflash.config import BuildOptions, TargetSpec
 from trtllm_dflash.errors import EngineMismatchError
 from trtllm_dflash.heads.base import HEADS
+from trtllm_dflash.heads.drafting import DraftInputs, Sampling
 from trtllm_dflash.pipeline import build_engine, plan_build
+from trtllm_dflash.reference.heads import markov_walk
 from trtllm_dflash.runtime.context_cache import ContextCache, ContextSequence
 from trtllm_dflash.runtime.decode import generate
 from trtllm_dflash.runtime.hf_target import HFTarget
@@ -206,6 +209,86 @@ def test_a_mask_embedding_needs_no_mask_row_of_the_target(tmp_path: Path) -> Non
         check_target(tiny_config(mask_token_id=150), spec)
 
 
+# --- reduced vocabulary ----------------------------------------------------------------------------------------------
+
+# Draft id 1 is target id 4, ..., 12 is 15: no id of the ring is the same in both.
+KEPT = torch.tensor([2, *range(4, 16), *range(30, 60)])
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+@pytest.mark.parametrize("runtime", ["onnxruntime", "torch"])
+def test_drafts_of_a_reduced_vocabulary_are_all_right_when_the_walk_keeps_target_ids(
+    kind: str, runtime: str, tmp_path: Path
+) -> None:
+    """W1 has rows by target id, W2 by draft id: mixing them up anywhere would leave the ring."""
+    proposer = chain_proposer(tmp_path, kind, build={"runtime": runtime}, tiny={"kept": KEPT})
+    assert generate_on_chain(proposer)[1].statistics.position_acceptance == [1.0] * 7
+
+
+def test_a_confidence_reads_target_ids_too(tmp_path: Path) -> None:
+    unsure = 9
+    proposer = chain_proposer(tmp_path, tiny={"kept": KEPT}, unsure_after=unsure, draft_conf_tau=0.5)
+    _, result = generate_on_chain(proposer, 13, prompt=unsure)
+    assert result.statistics.drafted == [7, 3], "from 10 to 6, then up to the 9: what follows it is unsure"
+
+
+def test_the_map_comes_from_the_engine_directory(runner: str, tmp_path: Path) -> None:
+    tiny = Tiny(own_lm_head=True, draft_vocab_size=100)
+    session, tensors = session_of(tmp_path, tiny, runner), tiny.tensors()
+    kept = tensors["t2d"].nonzero().flatten()
+    assert session.draft_to_target is not None
+    assert session.draft_to_target.tolist() == kept.tolist()
+    session.bind_target(torch.randn(VOCAB, 64), torch.zeros(1, 1))
+    best = draft(session, anchor=9).ids[0, :, 0].long()
+    proposer, features = SessionProposer(session), torch.randn(5, 192, generator=torch.Generator().manual_seed(5))
+    state = proposer.alloc_state()
+    proposer.prefill_drafter([1, 2, 3, 4, 5], features, state)
+    proposed = proposer.propose(9, 5, 7, state)
+    assert proposed == kept[best].tolist()[: len(proposed)]
+    assert len(proposed) == 7 or kept[best][len(proposed)] == session.config.mask_token_id
+    assert kept[best].tolist() != best.tolist()
+
+
+def test_a_sampled_walk_of_a_reduced_vocabulary_answers_in_target_ids() -> None:
+    """The candidates' target ids are what q is over: that is all a verifier needs."""
+    config = markov_config("vanilla", with_markov=None)
+    full = tables(config)
+    kept = torch.arange(100).mul(3).remainder(VOCAB).unique()
+    reduced = full | {"markov_w2": full["markov_w2"][kept]}
+    logits = torch.randn(2, 7, len(kept), generator=torch.Generator().manual_seed(0))
+    values, columns = logits.topk(16)
+    given = DraftInputs(
+        kept[columns], values, torch.tensor([5, 6]), reduced, config, torch.zeros(2, 7, 64), draft_ids=columns
+    )
+    same_in_full = DraftInputs(kept[columns], values, torch.tensor([5, 6]), full, config, torch.zeros(2, 7, 64))
+    for sampling in (None, 1.0):
+        answers = [
+            HEADS["dspark"].draft(each, sampling and Sampling(sampling, torch.Generator().manual_seed(1)))
+            for each in (given, same_in_full)
+        ]
+        assert torch.equal(answers[0].tokens, answers[1].tokens)
+        assert torch.equal(answers[0].scores, answers[1].scores)
+        assert (answers[0].tokens[..., None] == given.ids).any(-1).all()
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+def test_the_walk_over_a_reduced_vocabulary_equals_the_reference(kind: str) -> None:
+    config = markov_config(kind, with_markov=None)
+    full = tables(config)
+    kept = torch.arange(20, 36)  # 16 columns: the candidates are the whole vocabulary
+    reduced = full | {"markov_w2": full["markov_w2"][kept]}
+    generator = torch.Generator().manual_seed(2)
+    logits, hidden = torch.randn(7, 16, generator=generator), torch.randn(7, 64, generator=generator)
+    expected, scores = markov_walk(logits, hidden, reduced, 9, kind, kept.tolist())
+    columns = torch.arange(16).expand(1, 7, 16)
+    given = DraftInputs(
+        kept[columns], logits[None], torch.tensor([9]), reduced, config, hidden[None], draft_ids=columns
+    )
+    ours = HEADS["dspark"].draft(given)
+    assert ours.tokens[0].tolist() == expected
+    assert_close(ours.scores[0], scores, ("torch", "fp32"))
+
+
 # --- output is the target's own --------------------------------------------------------------------------------------
 
 LOSSLESS: dict[str, dict[str, Any]] = {
@@ -216,6 +299,10 @@ LOSSLESS: dict[str, dict[str, Any]] = {
         for family in HEADS
     },
     **{f"{family}, mask embedding": {"family": family, "mask_embedding": True} for family in HEADS},
+    **{
+        f"{family}, reduced vocabulary": {"family": family, "own_lm_head": True, "draft_vocab_size": 100}
+        for family in ("dflash", "dspark")  # DFlash 2's codebooks have a row for every token of the target
+    },
 }  # fmt: skip
 
 

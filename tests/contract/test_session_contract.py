@@ -56,6 +56,11 @@ DRAFTERS: dict[str, dict[str, Any]] = {
         "family": "dflash2", "mask_embedding": True, "own_embedding": True,
     },
     "DSpark, mask embedding": {"family": "dspark", "mask_embedding": True},
+    "reduced vocabulary": {"own_lm_head": True, "draft_vocab_size": 100},
+    "DSpark, reduced vocabulary, rnn, bfloat16 weights": {
+        "family": "dspark", "own_lm_head": True, "draft_vocab_size": 37, "markov_head_type": "rnn",
+        "dtype": torch.bfloat16,
+    },
     "DSpark, own embedding, scaled": {"family": "dspark", "own_embedding": True, "input_embedding_scale": 0.5},
 }  # fmt: skip
 
@@ -73,6 +78,7 @@ class Pair:
         self.cache, self.head = ContextCache(session.limits), HEADS[session.config.family]
         assert set(session.tables) == set(reference.tables) == set(table_names(session.config))
         embedding, head = torch.randn(VOCAB, HIDDEN), torch.randn(VOCAB, HIDDEN) / 8
+        assert (session.draft_to_target is None) == (session.config.draft_vocab_size == VOCAB)
         for runner in (session, reference):
             # Whatever was never written must never matter.
             runner.k_cache.fill_(torch.nan)
@@ -112,10 +118,11 @@ class Pair:
         return actual
 
     def walk(self, runner: Session, candidates: Candidates, anchors: Tensor) -> Drafts:
+        to_target = torch.arange(VOCAB) if runner.draft_to_target is None else runner.draft_to_target
         return self.head.draft(
             DraftInputs(
-                candidates.ids, candidates.values, anchors, runner.tables, runner.config, candidates.hidden,
-                **candidates.outputs,
+                to_target[candidates.ids.long()], candidates.values, anchors, runner.tables, runner.config,
+                candidates.hidden, draft_ids=candidates.ids, **candidates.outputs,
             )
         )  # fmt: skip
 

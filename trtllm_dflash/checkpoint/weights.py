@@ -22,8 +22,8 @@ from .vocabulary import target_ids
 
 DrafterWeights = Mapping[str, Tensor]
 
-# What a session uses in place of the target's.
-OWN_TENSORS = ("embed_tokens", "lm_head", "mask_embedding")
+# What a session uses in place of the target's, and the target ids of a reduced vocabulary.
+OWN_TENSORS = ("embed_tokens", "lm_head", "mask_embedding", "d2t")
 
 _CHUNK_ELEMENTS = 1 << 22  # checked at once: isfinite makes temporaries of the size of its input
 

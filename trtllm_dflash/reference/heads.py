@@ -39,7 +39,12 @@ def selector_walk(
 
 
 def markov_walk(
-    logits: Tensor, hidden: Tensor, weights: Mapping[str, Tensor], anchor: int, kind: str
+    logits: Tensor,
+    hidden: Tensor,
+    weights: Mapping[str, Tensor],
+    anchor: int,
+    kind: str,
+    target_ids: Sequence[int] | None = None,
 ) -> tuple[list[int], Tensor]:
     """DSpark: add the Markov bias of the previous token to each row of logits, over the whole vocabulary.
 
@@ -48,10 +53,13 @@ def markov_walk(
     rnn ``[g, c, o] = Wj [s; e; h] + bj``, ``s = sigmoid(g) * s + (1 - sigmoid(g)) * tanh(c)``, ``W2 tanh(o)``.
 
     Shapes:
-        logits   [m, V]  after multiplier and soft cap
+        logits   [m, Vd] after multiplier and soft cap
         hidden   [m, H]  after the final norm
-        weights  markov_w1, markov_w2 [V, r]; markov_gate [r, H+r], markov_joint [3r, 2r+H] and their biases
-        returns  drafts and corrected logits [m, V]
+        weights  markov_w1 [V, r], markov_w2 [Vd, r]; markov_gate [r, H+r], markov_joint [3r, 2r+H] and their biases
+        returns  drafts, as target ids, and corrected logits [m, Vd]
+
+    ``target_ids`` is the target id of each column of a reduced vocabulary: W1 has a row for each token of the target,
+    W2 for each column.
 
     Raises:
         ValueError: another kind.
@@ -76,7 +84,8 @@ def markov_walk(
         else:
             raise ValueError(f"Markov head of kind {kind!r}, expected vanilla, gated or rnn")
         corrected = z + w["markov_w2"] @ x
-        previous = _best(range(len(z)), corrected.tolist(), z.tolist())
+        column = _best(range(len(z)), corrected.tolist(), z.tolist())
+        previous = column if target_ids is None else target_ids[column]
         rows.append(corrected)
         drafts.append(previous)
     return drafts, torch.stack(rows)

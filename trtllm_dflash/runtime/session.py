@@ -36,7 +36,7 @@ class ContextTables:
 class Candidates:
     """What a draft step yields for S sequences and m drafts, best candidate first, ties to the lowest id."""
 
-    ids: Tensor  # [S, m, 16] int32, draft vocabulary
+    ids: Tensor  # [S, m, 16] int32, columns of the head: ids of the draft vocabulary
     values: Tensor  # [S, m, 16] float32, logits after multiplier and soft cap
     logsumexp: Tensor  # [S, m] float32, over the whole vocabulary
     hidden: Tensor  # [S, m, H] of the session's dtype, after the final norm
@@ -48,7 +48,7 @@ class Session(ABC):
 
     ``k_cache`` and ``v_cache`` are ``[pages, L, page, nkv, D]`` of the session's dtype, zero until written.
     ``tables`` are what the head's rule reads, by the names of our layout, in the checkpoint's dtype. What the drafter
-    owns (embedding, head, mask row) is in place from the beginning, and no target replaces it.
+    owns (embedding, head, mask row, ``draft_to_target``) is in place from the beginning, and no target replaces it.
 
     ``sidecars`` are what an engine holds beside its models: those tables and the drafter's own tensors.
 
@@ -85,6 +85,7 @@ class Session(ABC):
         self._mask_row: Tensor | None = None
         if "mask_embedding" in own:
             self._mask_row = self._scaled(own["mask_embedding"])
+        self.draft_to_target = own["d2t"].to(device) if "d2t" in own else None  # target ids, int64 [Vd]
         if "embed_tokens" in own:
             self._use_embedding(own["embed_tokens"])
         if "lm_head" in own:

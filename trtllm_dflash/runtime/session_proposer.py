@@ -44,7 +44,6 @@ class SessionProposer(DraftProposer):
     ValueError or RuntimeError. Everything else that goes wrong costs drafts only, and ``declines`` counts the reason.
 
     Options:
-        draft_to_target          target id of each id of a reduced draft vocabulary
         draft_conf_tau           drafts from the first one whose confidence is below it on are not even verified;
                                  0 or less: all are. Needs a confidence head.
         confidence_temperatures  one of each draft of a trained block, calibrated for a target; default: 1 each
@@ -55,7 +54,6 @@ class SessionProposer(DraftProposer):
         session: Session,
         head: DraftHead | None = None,
         *,
-        draft_to_target: Tensor | None = None,
         draft_conf_tau: float = 0.0,
         confidence_temperatures: Sequence[float] | None = None,
     ) -> None:
@@ -64,8 +62,7 @@ class SessionProposer(DraftProposer):
         self.declines: Counter[str] = Counter()
         self._config: DrafterConfig = session.config
         self._drafter = BlockDrafter(
-            session, head.draft, draft_to_target=draft_to_target, draft_conf_tau=draft_conf_tau,
-            confidence_temperatures=confidence_temperatures,
+            session, head.draft, draft_conf_tau=draft_conf_tau, confidence_temperatures=confidence_temperatures,
         )  # fmt: skip
         self._last_confidence: float | None = None
         self._cache = ContextCache(session.limits)
