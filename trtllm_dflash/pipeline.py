@@ -19,6 +19,7 @@ from .errors import BuildError, UnsupportedError
 from .graph import render
 from .io_spec import NUM_CANDIDATES
 from .limits import Limits
+from .overrides import overridden
 from .target_check import check_target
 
 Progress = Callable[[str], None]
@@ -30,6 +31,7 @@ class BuildPlan:
     """A build that nothing stands in the way of; nothing has been written yet."""
 
     checkpoint: Checkpoint
+    config: DrafterConfig  # the checkpoint's, with what the options override
     output_dir: Path
     options: BuildOptions
     limits: Limits  # the options, resolved
@@ -38,7 +40,7 @@ class BuildPlan:
     @property
     def memory(self) -> dict[str, int]:
         """Bytes that a session of this build will hold, by purpose; the target's own memory is not in it."""
-        return _memory(self.checkpoint.config, self.limits, self.options.dtype)
+        return _memory(self.config, self.limits, self.options.dtype)
 
 
 def build_engine(
@@ -85,10 +87,11 @@ def plan_build(
             f"dtype is {options.dtype!r}, but runtime {options.runtime} computes in"
             f" {', '.join(rendering.compute_types)}; choose one of these, or another --runtime"
         )
-    limits = Limits.of(options, checkpoint.config)
+    config = overridden(checkpoint.config, options)
+    limits = Limits.of(options, config)
     if target is not None:
-        check_target(checkpoint.config, target)
-    return BuildPlan(checkpoint, output_dir, options, limits, target)
+        check_target(config, target)
+    return BuildPlan(checkpoint, config, output_dir, options, limits, target)
 
 
 def run_build(plan: BuildPlan, progress: Progress = lambda step: None) -> Engine:
@@ -98,7 +101,7 @@ def run_build(plan: BuildPlan, progress: Progress = lambda step: None) -> Engine
         CheckpointError: a weight is not finite.
         BuildError: the output cannot be written.
     """
-    config, options = plan.checkpoint.config, plan.options
+    config, options = plan.config, plan.options
     rendering = render.RENDERINGS[options.runtime]
     with new_directory(plan.output_dir) as directory:
         progress(STEPS[0])

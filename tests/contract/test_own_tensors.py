@@ -17,7 +17,7 @@ from tests.support.heads import markov_config, tables
 from tests.support.tiny import Tiny, write_files
 from tests.support.tolerance import assert_close
 from trtllm_dflash.config import BuildOptions, TargetSpec
-from trtllm_dflash.errors import EngineMismatchError
+from trtllm_dflash.errors import BuildError, EngineMismatchError
 from trtllm_dflash.heads.base import HEADS
 from trtllm_dflash.heads.drafting import DraftInputs, Sampling
 from trtllm_dflash.pipeline import build_engine, plan_build
@@ -289,6 +289,47 @@ def test_the_walk_over_a_reduced_vocabulary_equals_the_reference(kind: str) -> N
     assert_close(ours.scores[0], scores, ("torch", "fp32"))
 
 
+# --- padded vocabulary -----------------------------------------------------------------------------------------------
+
+
+def padded_session(folder: Path, runner: str, valid: int | None) -> Session:
+    options, kind = RUNNERS[runner]
+    session = open_session(tiny_engine(folder, options | {"valid_vocab_size": valid}), kind)
+    generator = torch.Generator().manual_seed(6)
+    head = torch.randn(VOCAB, 64, generator=generator)
+    head[150:] *= 20  # padding rows hold anything
+    session.bind_target(torch.randn(VOCAB, 64, generator=generator), head)
+    return session
+
+
+def test_padding_columns_are_never_candidates(runner: str, tmp_path: Path) -> None:
+    whole, valid = padded_session(tmp_path / "whole", runner, None), padded_session(tmp_path / "valid", runner, 150)
+    drafts = draft(valid)
+    assert draft(whole).ids.ge(150).any(), "without the option they win"
+    assert not drafts.ids.ge(150).any()
+    logits = drafts.hidden[0].float() @ valid._lm_head[:150].float().T
+    assert torch.allclose(drafts.values[0, :, 0], logits.amax(-1), rtol=0.02)
+    assert torch.allclose(drafts.logsumexp[0], logits.logsumexp(-1), rtol=0.02)
+
+
+@pytest.mark.parametrize("valid", [16, VOCAB])
+def test_the_ends_of_the_range(valid: int, runner: str, tmp_path: Path) -> None:
+    drafts = draft(padded_session(tmp_path, runner, valid))
+    assert drafts.values.isfinite().all()
+    assert valid == VOCAB or drafts.ids.sort(-1).values.tolist() == [[list(range(16))] * 7]
+
+
+@pytest.mark.parametrize("valid", [0, 15, VOCAB + 1, -3])
+def test_a_valid_vocabulary_out_of_range_is_refused_with_both_values(valid: int, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=rf"valid_vocab_size is {valid}, expected 16 .* to vocab_size 160"):
+        tiny_engine(tmp_path, {"valid_vocab_size": valid})
+
+
+def test_a_valid_vocabulary_beside_a_map_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"valid_vocab_size is 90, but .* 100 of 160 tokens listed in d2t"):
+        tiny_engine(tmp_path, {"valid_vocab_size": 90}, own_lm_head=True, draft_vocab_size=100)
+
+
 # --- output is the target's own --------------------------------------------------------------------------------------
 
 LOSSLESS: dict[str, dict[str, Any]] = {
@@ -305,6 +346,10 @@ LOSSLESS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+BUILDS: dict[str, dict[str, Any]] = {
+    "padded vocabulary": {"valid_vocab_size": 100},
+}
+
 
 @pytest.fixture(scope="module")
 def plain(target: HFTarget) -> list[tuple[list[int], list[int]]]:
@@ -314,9 +359,9 @@ def plain(target: HFTarget) -> list[tuple[list[int], list[int]]]:
     return [(prompt, generate(target, None, prompt, max_new_tokens=12).token_ids) for prompt in prompts]
 
 
-@pytest.mark.parametrize("drafter", LOSSLESS)
+@pytest.mark.parametrize("drafter", [*LOSSLESS, *BUILDS])
 def test_output_is_the_targets_own(drafter: str, target: HFTarget, plain, tmp_path: Path) -> None:
-    session = open_session(tiny_engine(tmp_path, **LOSSLESS[drafter]))
+    session = open_session(tiny_engine(tmp_path, BUILDS.get(drafter), **LOSSLESS.get(drafter, {})))
     session.bind_target(target.embedding, target.lm_head)
     proposer = SessionProposer(session)
     proposer.validate_against_target(target.spec)
