@@ -257,3 +257,9 @@ class BuildOptions:
     valid_vocab_size: int | None = _option(
         None, "vocabulary columns from here on are padding and never drafted; default: none are"
     )
+    window_size: int | None = _option(
+        None, "tokens of a sliding window over all layers, in place of the checkpoint's; default: as it says"
+    )
+    ctx_window: int | None = _option(
+        None, "newest context rows that a draft is conditioned on, at most; 0: none, an ablation; default: all"
+    )

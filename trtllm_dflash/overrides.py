@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from .config import BuildOptions, DrafterConfig
+from .config import BuildOptions, DrafterConfig, LayerMask
 from .errors import BuildError, Problems
 from .io_spec import NUM_CANDIDATES
+from .limits import MAX_SIZE
 
 
 def overridden(config: DrafterConfig, options: BuildOptions) -> DrafterConfig:
@@ -16,9 +17,26 @@ def overridden(config: DrafterConfig, options: BuildOptions) -> DrafterConfig:
         BuildError: an override does not fit the drafter; all of them in one message.
     """
     problems = Problems("build options", "choose other values")
-    changed = dataclasses.replace(config, valid_vocab_size=_valid_vocab_size(config, options, problems))
+    changed = dataclasses.replace(
+        config,
+        valid_vocab_size=_valid_vocab_size(config, options, problems),
+        layer_masks=_layer_masks(config, options, problems),
+    )
     problems.raise_as(BuildError)
     return changed
+
+
+def _layer_masks(config: DrafterConfig, options: BuildOptions, problems: Problems) -> tuple[LayerMask, ...]:
+    """Causality stays what the checkpoint says of each layer; the window alone is another."""
+    window = options.window_size
+    if window is None:
+        return config.layer_masks
+    rows = config.block_rows(config.max_draft_len if options.max_draft_len is None else options.max_draft_len)
+    problems.check(
+        rows <= window <= MAX_SIZE,
+        f"window_size is {window}, but a block has {rows} rows; expected {rows} to {MAX_SIZE}",
+    )
+    return tuple(LayerMask(window, mask.causal) for mask in config.layer_masks)
 
 
 def _valid_vocab_size(config: DrafterConfig, options: BuildOptions, problems: Problems) -> int | None:

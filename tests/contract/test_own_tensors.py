@@ -348,6 +348,9 @@ LOSSLESS: dict[str, dict[str, Any]] = {
 
 BUILDS: dict[str, dict[str, Any]] = {
     "padded vocabulary": {"valid_vocab_size": 100},
+    "window": {"window_size": 9},
+    "short context": {"ctx_window": 16},
+    "no context": {"ctx_window": 0},
 }
 
 
