@@ -107,11 +107,8 @@ def parse_headers(
     family = detect_family(config, file.names, explained, findings)
     _check_sections(config, findings)
 
-    values = Values(
-        tensors=file.shapes,
-        mask_embedding_id=mask_embedding_id,
-        **{fact: file.has(name) for fact, name in PRESENCE.items()},
-    )
+    presence = {fact: file.has(name) for fact, name in PRESENCE.items()}
+    values = Values(tensors=file.shapes, mask_embedding_id=mask_embedding_id, **presence)
     table = FIELDS
     if family is not None:
         values["family"] = family
@@ -133,9 +130,9 @@ def parse_headers(
     counted = sum(math.prod(headers[name][1]) for name in used)
     _check_count(counted, parameter_count(family, values), findings)
     payload = counted * _ITEM_BYTES[dtype]
-    notes = [*assumed, *_remarks(config, dtype, file.ignored)]
-    notes.append(f"{len(headers)} tensors, {counted} parameters, {payload} bytes of {dtype}")
-    return Parsed(_drafter(family, values, _DTYPES[dtype]), sources, counted, payload, tuple(notes))
+    size = f"{len(headers)} tensors, {counted} parameters, {payload} bytes of {dtype}"
+    notes = (*assumed, *_remarks(config, dtype, file.ignored), size)
+    return Parsed(_drafter(family, values, _DTYPES[dtype]), sources, counted, payload, notes)
 
 
 def _remarks(config: Mapping[str, Any], dtype: str, ignored: Iterable[str]) -> Iterator[str]:

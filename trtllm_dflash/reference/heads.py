@@ -58,8 +58,7 @@ def markov_walk(
         weights  markov_w1 [V, r], markov_w2 [Vd, r]; markov_gate [r, H+r], markov_joint [3r, 2r+H] and their biases
         returns  drafts, as target ids, and corrected logits [m, Vd]
 
-    ``target_ids`` is the target id of each column of a reduced vocabulary: W1 has a row for each token of the target,
-    W2 for each column.
+    ``target_ids`` are those of a reduced vocabulary's columns: W1 has a row for each target id, W2 for each column.
 
     Raises:
         ValueError: another kind.
@@ -67,8 +66,7 @@ def markov_walk(
     Source: SpecForge specforge/modeling/draft/dspark.py.
     """
     w = {name: tensor.float() for name, tensor in weights.items() if name.startswith("markov")}
-    rank = w["markov_w1"].shape[1]
-    state = torch.zeros(rank)
+    state = torch.zeros(rank := w["markov_w1"].shape[1])
     rows, drafts, previous = [], [], anchor
     for z, h in zip(logits.float(), hidden.float(), strict=True):
         e = w["markov_w1"][previous]
