@@ -142,6 +142,7 @@ class DrafterConfig:
     input_embedding_scale: float = 1.0
     output_multiplier: float = 1.0
     final_logit_softcapping: float | None = None
+    valid_vocab_size: int | None = None  # vocabulary columns from here on are padding; None: none are
     # what the tensors say
     owns_embedding: bool = False
     owns_lm_head: bool = False
@@ -161,6 +162,11 @@ class DrafterConfig:
     def feature_size(self) -> int:
         """K * Ht: elements of one target feature."""
         return self.num_taps * self.target_hidden_size
+
+    @property
+    def valid_columns(self) -> int:
+        """Columns of the head that can be drafted; those after them are padding."""
+        return self.draft_vocab_size if self.valid_vocab_size is None else self.valid_vocab_size
 
     @property
     def q_size(self) -> int:
@@ -248,3 +254,12 @@ class BuildOptions:
     max_seq_len: int = _option(4096, "tokens of a sequence, prompt and output together")
     max_num_tokens: int = _option(2048, "context rows in one ingest call")
     tokens_per_block: int = _option(64, "context rows in one cache page")
+    valid_vocab_size: int | None = _option(
+        None, "vocabulary columns from here on are padding and never drafted; default: none are"
+    )
+    window_size: int | None = _option(
+        None, "tokens of a sliding window over all layers, in place of the checkpoint's; default: as it says"
+    )
+    ctx_window: int | None = _option(
+        None, "newest context rows that a draft is conditioned on, at most; 0: none, an ablation; default: all"
+    )

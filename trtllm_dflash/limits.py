@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .config import BuildOptions, DrafterConfig
 from .errors import BuildError, Problems
 
-_MAX_SIZE = 2**24  # of one option; positions are exact in float32 up to here, which RoPE's angles need
+MAX_SIZE = 2**24  # of one option; positions are exact in float32 up to here, which RoPE's angles need
 _MAX_INT32 = 2**31 - 1
 
 
@@ -21,6 +21,7 @@ class Limits:
     max_seq_len: int
     max_num_tokens: int
     tokens_per_block: int
+    ctx_window: int | None = None  # newest context rows that a sequence keeps, at most; None: all that a layer sees
 
     @classmethod
     def of(cls, options: BuildOptions, config: DrafterConfig) -> Limits:
@@ -31,6 +32,7 @@ class Limits:
             max_seq_len=options.max_seq_len,
             max_num_tokens=options.max_num_tokens,
             tokens_per_block=options.tokens_per_block,
+            ctx_window=options.ctx_window,
         )
         limits._check(config)
         return limits
@@ -46,7 +48,12 @@ class Limits:
         }
         for name, low in least.items():
             value = getattr(self, name)
-            problems.check(low <= value <= _MAX_SIZE, f"{name} is {value}, expected {low} to {_MAX_SIZE}")
+            problems.check(low <= value <= MAX_SIZE, f"{name} is {value}, expected {low} to {MAX_SIZE}")
+        # Rows go by whole pages, and the page of the newest row must stay.
+        problems.check(
+            self.ctx_window in (None, 0) or self.tokens_per_block <= self.ctx_window <= MAX_SIZE,
+            f"ctx_window is {self.ctx_window}, expected 0 or tokens_per_block {self.tokens_per_block} to {MAX_SIZE}",
+        )
         if not problems:
             rows = self.num_pages * self.tokens_per_block
             problems.check(

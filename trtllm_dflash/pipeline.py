@@ -10,15 +10,16 @@ from pathlib import Path
 
 from . import __version__
 from .checkpoint.parse import Checkpoint, parse_checkpoint
-from .checkpoint.weights import layout, load_weights, table_names
+from .checkpoint.weights import layout, load_weights, sidecar_names, table_names
 from .config import BuildOptions, DrafterConfig, TargetSpec
 from .engine.directory import absolute, check_output, new_directory
 from .engine.manifest import Engine, open_engine, write_manifest
-from .engine.weight_file import WEIGHTS_NAME, write_tables, write_weights
+from .engine.weight_file import WEIGHTS_NAME, write_sidecars, write_weights
 from .errors import BuildError, UnsupportedError
 from .graph import render
 from .io_spec import NUM_CANDIDATES
 from .limits import Limits
+from .overrides import overridden
 from .target_check import check_target
 
 Progress = Callable[[str], None]
@@ -30,6 +31,7 @@ class BuildPlan:
     """A build that nothing stands in the way of; nothing has been written yet."""
 
     checkpoint: Checkpoint
+    config: DrafterConfig  # the checkpoint's, with what the options override
     output_dir: Path
     options: BuildOptions
     limits: Limits  # the options, resolved
@@ -38,7 +40,7 @@ class BuildPlan:
     @property
     def memory(self) -> dict[str, int]:
         """Bytes that a session of this build will hold, by purpose; the target's own memory is not in it."""
-        return _memory(self.checkpoint.config, self.limits, self.options.dtype)
+        return _memory(self.config, self.limits, self.options.dtype)
 
 
 def build_engine(
@@ -76,7 +78,7 @@ def plan_build(
     if output_dir.is_relative_to(absolute(Path(checkpoint_dir))):
         raise BuildError(f"{output_dir}: lies in the checkpoint's own directory; choose another --output_dir")
     checkpoint = parse_checkpoint(checkpoint_dir)
-    _check_supported(checkpoint)
+    _check_vocabulary(checkpoint)
     rendering = render.RENDERINGS.get(options.runtime)
     if rendering is None:
         raise BuildError(f"runtime is {options.runtime!r}, expected one of {', '.join(render.RENDERINGS)}")
@@ -85,10 +87,11 @@ def plan_build(
             f"dtype is {options.dtype!r}, but runtime {options.runtime} computes in"
             f" {', '.join(rendering.compute_types)}; choose one of these, or another --runtime"
         )
-    limits = Limits.of(options, checkpoint.config)
+    config = overridden(checkpoint.config, options)
+    limits = Limits.of(options, config)
     if target is not None:
-        check_target(checkpoint.config, target)
-    return BuildPlan(checkpoint, output_dir, options, limits, target)
+        check_target(config, target)
+    return BuildPlan(checkpoint, config, output_dir, options, limits, target)
 
 
 def run_build(plan: BuildPlan, progress: Progress = lambda step: None) -> Engine:
@@ -98,13 +101,13 @@ def run_build(plan: BuildPlan, progress: Progress = lambda step: None) -> Engine
         CheckpointError: a weight is not finite.
         BuildError: the output cannot be written.
     """
-    config, options = plan.checkpoint.config, plan.options
+    config, options = plan.config, plan.options
     rendering = render.RENDERINGS[options.runtime]
     with new_directory(plan.output_dir) as directory:
         progress(STEPS[0])
         tensors = load_weights(plan.checkpoint)
-        tables = {name: tensors.pop(name) for name in table_names(config)}
-        table_files = write_tables(tables, directory)
+        sidecars = {name: tensors.pop(name) for name in sidecar_names(config)}
+        sidecar_files = write_sidecars(sidecars, directory)
         weights = write_weights(tensors, directory)
         progress(STEPS[1])
         models = render.render(rendering, config, options.dtype, weights)
@@ -118,7 +121,7 @@ def run_build(plan: BuildPlan, progress: Progress = lambda step: None) -> Engine
             package_version=__version__,
             drafter_sha256=plan.checkpoint.files.sha256(),
             target=None if plan.target is None else dataclasses.asdict(plan.target),
-            files=[*model_files, directory / WEIGHTS_NAME, *table_files],
+            files=[*model_files, directory / WEIGHTS_NAME, *sidecar_files],
         )
     return open_engine(plan.output_dir)
 
@@ -127,10 +130,15 @@ def _memory(config: DrafterConfig, limits: Limits, dtype: str) -> dict[str, int]
     element, stored = (4 if name == "float32" else 2 for name in (dtype, config.dtype))
     elements = {name: math.prod(shape) for name, shape in layout(config).items()}
     in_tables = sum(elements.pop(name) for name in table_names(config))
-    tables = {f"tables of the head in {config.dtype}": stored * in_tables} if in_tables else {}
+    beside_models = {
+        f"tables of the head in {config.dtype}": stored * in_tables,
+        f"the drafter's own embed_tokens in {config.dtype}": stored * elements.pop("embed_tokens", 0),
+        f"the drafter's own lm_head in {dtype}": element * elements.pop("lm_head", 0),
+        "map of the draft vocabulary": 8 * elements.pop("d2t", 0),
+    }
     return {
         f"weights in {dtype}": element * sum(elements.values()),
-        **tables,
+        **{what: size for what, size in beside_models.items() if size},
         f"context pool, {limits.num_pages} pages of {limits.tokens_per_block} tokens": limits.pool_bytes(
             config, element
         ),
@@ -139,19 +147,8 @@ def _memory(config: DrafterConfig, limits: Limits, dtype: str) -> dict[str, int]
     }
 
 
-def _check_supported(checkpoint: Checkpoint) -> None:
-    """Raise UnsupportedError for what is parsed and validated but not built yet."""
+def _check_vocabulary(checkpoint: Checkpoint) -> None:
     config, where = checkpoint.config, checkpoint.files.directory
-    missing = {
-        "the drafter's own embed_tokens": config.owns_embedding,
-        "the drafter's own lm_head": config.owns_lm_head,
-        "a reduced draft vocabulary": config.draft_vocab_size != config.vocab_size,
-        "a learned mask embedding": config.has_mask_embedding,
-    }
-    if named := [what for what, is_missing in missing.items() if is_missing]:
-        raise UnsupportedError(
-            f"{where}: needs {', '.join(named)}, which version {__version__} reads and validates but does not build"
-        )
     if config.draft_vocab_size < NUM_CANDIDATES:
         raise UnsupportedError(
             f"{where}: vocab_size is {config.draft_vocab_size}, expected at least {NUM_CANDIDATES} candidates a row"

@@ -19,7 +19,8 @@ def check_target(drafter: DrafterConfig, target: TargetSpec) -> None:
             problems.add(f"the target's {what} is {found}, the drafter was made for {expected}")
     if outside := [layer for layer in drafter.target_layer_ids if layer >= target.num_layers]:
         problems.add(f"target_layer_ids {outside} lie outside the target's {target.num_layers} layers")
-    if drafter.mask_token_id >= target.embedding_rows:
+    reads_mask_row = not (drafter.owns_embedding or drafter.has_mask_embedding)
+    if reads_mask_row and drafter.mask_token_id >= target.embedding_rows:
         problems.add(
             f"mask_token_id is {drafter.mask_token_id}, but the target's embedding has {target.embedding_rows} rows"
         )

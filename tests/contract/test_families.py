@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.chain import LENGTH, chain_proposer, generate_on_chain
 from tests.support.engines import SMALL, tiny_engine
-from tests.support.fakes import VOCAB, ChainTarget, tiny_target
+from tests.support.fakes import VOCAB, tiny_target
 from tests.support.tiny import Tiny, write_files
 from trtllm_dflash.config import BuildOptions
 from trtllm_dflash.errors import BuildError, EngineMismatchError, UnsupportedError
@@ -24,7 +25,7 @@ from trtllm_dflash.heads.rows import BlockOutput, DraftHead, Field, anchor_count
 from trtllm_dflash.heads.values import boolean
 from trtllm_dflash.pipeline import build_engine
 from trtllm_dflash.runtime.block_drafts import Decline
-from trtllm_dflash.runtime.decode import Generation, generate
+from trtllm_dflash.runtime.decode import generate
 from trtllm_dflash.runtime.hf_target import HFTarget
 from trtllm_dflash.runtime.open import open_session
 from trtllm_dflash.runtime.session_proposer import SessionProposer
@@ -151,45 +152,6 @@ def test_tables_stay_in_the_checkpoints_type_and_out_of_the_weight_file(tmp_path
 
 
 # --- DSpark on a target whose every token is known -------------------------------------------------------------------
-
-# On ChainTarget the drafter's logits are all equal: candidates are the ids 0 to 15, and the Markov head alone decides.
-FIRST, LENGTH = 4, 12  # a ring of ids 4 to 15
-
-
-def following(token: int) -> int:
-    return FIRST + (token - FIRST + 1) % LENGTH
-
-
-def chain_proposer(folder: Path, kind: str, *, unsure_after: int | None = None, **options: Any) -> SessionProposer:
-    """A DSpark drafter that has learnt the ring; its confidence is low for drafts after ``unsure_after``."""
-    tiny = Tiny("dspark", markov_rank=VOCAB, markov_head_type=kind)
-    tensors = tiny.tensors()
-    one_hot = torch.eye(VOCAB)
-    tensors["markov_head.markov_w1.weight"] = one_hot
-    tensors["markov_head.markov_w2.weight"] = torch.stack([9 * one_hot[following(t)] for t in range(VOCAB)], dim=1)
-    if kind == "gated":
-        tensors["markov_head.gate_proj.weight"].zero_()
-    if kind == "rnn":
-        joint = torch.zeros(3 * VOCAB, 2 * VOCAB + 64)
-        joint[2 * VOCAB :, VOCAB : 2 * VOCAB] = 9 * one_hot
-        tensors |= {"markov_head.joint_proj.weight": joint, "markov_head.joint_proj.bias": torch.zeros(3 * VOCAB)}
-    sure = torch.full((VOCAB,), 9.0)
-    if unsure_after is not None:
-        sure[unsure_after] = -9.0
-    tensors["confidence_head.proj.weight"] = torch.cat((torch.zeros(64), sure))[None]
-    tensors["confidence_head.proj.bias"].zero_()
-    checkpoint = write_files(folder / "checkpoint", tiny.config(), tensors)
-    return SessionProposer(open_session(build_engine(checkpoint, folder / "engine", BuildOptions(**SMALL))), **options)
-
-
-def generate_on_chain(
-    proposer: SessionProposer, tokens: int = 80, prompt: int = FIRST
-) -> tuple[ChainTarget, Generation]:
-    target = ChainTarget(following)
-    proposer.session.bind_target(target.embedding, target.lm_head)
-    result = generate(target, proposer, [prompt], max_new_tokens=tokens)
-    assert result.token_ids == [FIRST + (prompt - FIRST + 1 + i) % LENGTH for i in range(tokens)]
-    return target, result
 
 
 @pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])

@@ -47,6 +47,21 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "DSpark, gated, bfloat16 weights, confidence of hidden states": {
         "family": "dspark", "markov_head_type": "gated", "dtype": torch.bfloat16, "confidence_with_markov": False,
     },
+    "own embedding and head, H != Ht": {
+        "hidden_size": 48, "target_hidden_size": 64, "own_embedding": True, "own_lm_head": True,
+    },
+    "DFlash 2, own head, bfloat16 weights": {"family": "dflash2", "own_lm_head": True, "dtype": torch.bfloat16},
+    "mask embedding, scaled": {"mask_embedding": True, "input_embedding_scale": 0.5},
+    "DFlash 2, mask embedding beside own embedding": {
+        "family": "dflash2", "mask_embedding": True, "own_embedding": True,
+    },
+    "DSpark, mask embedding": {"family": "dspark", "mask_embedding": True},
+    "reduced vocabulary": {"own_lm_head": True, "draft_vocab_size": 100},
+    "DSpark, reduced vocabulary, rnn, bfloat16 weights": {
+        "family": "dspark", "own_lm_head": True, "draft_vocab_size": 37, "markov_head_type": "rnn",
+        "dtype": torch.bfloat16,
+    },
+    "DSpark, own embedding, scaled": {"family": "dspark", "own_embedding": True, "input_embedding_scale": 0.5},
 }  # fmt: skip
 
 
@@ -63,6 +78,7 @@ class Pair:
         self.cache, self.head = ContextCache(session.limits), HEADS[session.config.family]
         assert set(session.tables) == set(reference.tables) == set(table_names(session.config))
         embedding, head = torch.randn(VOCAB, HIDDEN), torch.randn(VOCAB, HIDDEN) / 8
+        assert (session.draft_to_target is None) == (session.config.draft_vocab_size == VOCAB)
         for runner in (session, reference):
             # Whatever was never written must never matter.
             runner.k_cache.fill_(torch.nan)
@@ -102,10 +118,11 @@ class Pair:
         return actual
 
     def walk(self, runner: Session, candidates: Candidates, anchors: Tensor) -> Drafts:
+        to_target = torch.arange(VOCAB) if runner.draft_to_target is None else runner.draft_to_target
         return self.head.draft(
             DraftInputs(
-                candidates.ids, candidates.values, anchors, runner.tables, runner.config, candidates.hidden,
-                **candidates.outputs,
+                to_target[candidates.ids.long()], candidates.values, anchors, runner.tables, runner.config,
+                candidates.hidden, draft_ids=candidates.ids, **candidates.outputs,
             )
         )  # fmt: skip
 

@@ -88,7 +88,7 @@ class FakeSession(Session):
         hidden[:, :, 0] = positions[:, None] + rows
         return {"hidden": hidden}
 
-    def _run_head(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _run_head(self, hidden: Tensor, lm_head: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         best = torch.tensor([self.token_at(int(row[0])) for row in hidden], dtype=torch.int32)
         ids = (best[:, None] + torch.arange(16, dtype=torch.int32)) % VOCAB
         values = torch.arange(16, 0, -1).float().expand(len(hidden), 16).clone()

@@ -185,13 +185,14 @@ class Tiny:
         return headers
 
     def tensors(self) -> dict[str, Tensor]:
-        """Random tensors that keep activations near 1: norms around 1, matrices of fan-in scale."""
+        """Random tensors that keep activations near 1: norms and embeddings around 1, matrices of fan-in scale."""
         generator = torch.Generator().manual_seed(self.seed)
         tensors = {}
         for name, shape in self.shapes().items():
             noise = torch.randn(shape, generator=generator)
-            is_norm = name.endswith("norm.weight")
-            tensors[name] = (1.0 + 0.1 * noise if is_norm else noise / math.sqrt(shape[-1])).to(self.dtype)
+            is_norm, is_row = name.endswith("norm.weight"), name in ("embed_tokens.weight", "mask_embedding")
+            scale = 1.0 if is_row else 1.0 / math.sqrt(shape[-1])
+            tensors[name] = (1.0 + 0.1 * noise if is_norm else noise * scale).to(self.dtype)
         if self.draft_vocab_size is not None:
             kept = torch.randperm(self.vocab_size, generator=generator)[: self.draft_vocab_size].sort().values
             tensors["d2t"] = kept - torch.arange(self.draft_vocab_size)  # an offset table, as speculators writes it

@@ -240,11 +240,6 @@ def test_switched_off_quantization_is_none(section: Any) -> None:
     assert parse_headers(config, Tiny().headers(), quantization={"quantization": section}).config.family == "dflash"
 
 
-def test_pickled_extras_that_change_the_result_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"mask_embedding\.pt"):
-        parse_headers(Tiny().config(), Tiny().headers(), extras=["tokenizer.json", "mask_embedding.pt"])
-
-
 def test_all_problems_come_in_one_message() -> None:
     with pytest.raises(CheckpointError) as caught:
         broken(

@@ -174,26 +174,6 @@ def test_inspect_reads_checkpoints_of_every_family(
     assert report["drafter"]["family"] == family
 
 
-@pytest.mark.parametrize(
-    ("option", "name"),
-    [
-        ({"own_embedding": True}, "the drafter's own embed_tokens"),
-        ({"own_lm_head": True}, "the drafter's own lm_head"),
-        ({"draft_vocab_size": 100, "own_lm_head": True}, "a reduced draft vocabulary"),
-        ({"mask_embedding": True}, "a learned mask embedding"),
-    ],
-)
-def test_what_is_not_built_yet_is_refused_by_name(
-    option: dict[str, Any], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    directory = write_checkpoint(tmp_path / "checkpoint", **option)
-    assert main(["build", "--checkpoint_dir", str(directory), "--output_dir", str(tmp_path / "e")]) == 2
-    error = capsys.readouterr().err
-    assert f"UnsupportedError: {directory}: needs" in error
-    assert name in error
-    assert not (tmp_path / "e").exists()
-
-
 def test_inspect_shows_an_engine(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, report = run_json(capsys, "inspect", "--engine_dir", str(engine), "--json")
     assert code == 0

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from tests.support.tiny import write_checkpoint
 from trtllm_dflash.checkpoint.parse import parse_checkpoint
-from trtllm_dflash.checkpoint.weights import load_weights, table_names
+from trtllm_dflash.checkpoint.weights import load_weights, sidecar_names
 from trtllm_dflash.config import DrafterConfig
 from trtllm_dflash.engine.weight_file import write_weights
 from trtllm_dflash.errors import BuildError
@@ -102,7 +102,7 @@ def test_onnx_checker_is_asked_too(block: onnx.ModelProto, drafter: tuple[Drafte
 def test_every_rendering_of_every_model_holds(family: str, rendering: str, tmp_path: Path) -> None:
     checkpoint = parse_checkpoint(write_checkpoint(tmp_path / "checkpoint", family))
     tensors = load_weights(checkpoint)
-    for name in table_names(checkpoint.config):
+    for name in sidecar_names(checkpoint.config):
         del tensors[name]
     weights = write_weights(tensors, tmp_path)
     row = render.RENDERINGS[rendering]

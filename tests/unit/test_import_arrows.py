@@ -18,6 +18,7 @@ LAYERS = (
     ("checkpoint",),
     ("graph",),
     ("engine",),
+    ("overrides",),
     ("pipeline", "runtime"),
     ("cli",),
 )

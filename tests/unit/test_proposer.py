@@ -273,15 +273,15 @@ def test_drafts_end_before_the_mask_token(row: int) -> None:
 
 
 def test_a_reduced_vocabulary_is_mapped_to_target_ids() -> None:
-    session = FakeSession(tiny_config(draft_vocab_size=40))
-    session.spoil = lambda ids, values: ids.copy_(torch.arange(7, dtype=torch.int32)[:, None].expand(-1, 16))
     to_target = torch.arange(100, 140)
     to_target[5] = MASK
-    proposer = make(session, draft_to_target=to_target)
+    session = FakeSession(tiny_config(draft_vocab_size=40), tables={"d2t": to_target})
+    session.spoil = lambda ids, values: ids.copy_(torch.arange(7, dtype=torch.int32)[:, None].expand(-1, 16))
+    proposer = make(session)
     assert proposer.propose(5, 10, 7, prompt(proposer)) == [100, 101, 102, 103, 104]
-    for wrong in (None, torch.arange(39)):
-        with pytest.raises(ValueError, match="draft vocabulary of 40 tokens"):
-            make(session, draft_to_target=wrong)
+    for wrong, found in (({}, "missing"), ({"d2t": torch.arange(39)}, r"\[39\]")):
+        with pytest.raises(EngineMismatchError, match=rf"d2t is {found}, expected \[40\]"):
+            FakeSession(tiny_config(draft_vocab_size=40), tables=wrong)
 
 
 def test_verdicts_and_proposals_alternate() -> None:

@@ -46,7 +46,8 @@ TENSORS: tuple[TensorRow, ...] = (
 OPTIONAL: tuple[TensorRow, ...] = (
     row("embed_tokens", "V H", "embed_tokens.weight", when=lambda facts: bool(facts["owns_embedding"])),
     row("lm_head", "Vd H", "lm_head.weight", when=lambda facts: bool(facts["owns_lm_head"])),
-    row("mask_embedding", "H", "mask_embedding", "mask_embedding.weight",
+    # The last one is a file of its own (mask_embedding.py).
+    row("mask_embedding", "H", "mask_embedding", "mask_embedding.weight", "mask_embedding.pt",
         when=lambda facts: bool(facts["has_mask_embedding"])),
     TensorRow("d2t", (Part("Vd", ("d2t", "draft_id_to_target_id")),), integer=True,
               when=lambda facts: facts.get("has_d2t", False) or facts["draft_vocab_size"] < facts["vocab_size"]),

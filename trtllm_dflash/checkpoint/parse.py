@@ -16,6 +16,7 @@ from typing import Any
 from ..config import DrafterConfig, DType, Family, RopeConfig
 from ..heads.base import HEADS
 from ..heads.values import Unread, Values
+from . import mask_embedding
 from .family import detect_family
 from .fields import FIELDS, SECTIONS, SPECULATORS, read_fields, shown, unknown_keys
 from .findings import Findings, listed
@@ -74,7 +75,12 @@ def parse_checkpoint(directory: str | Path) -> Checkpoint:
     files = open_checkpoint(directory)
     headers = {name: (header.dtype, header.shape) for name, header in files.headers.items()}
     parsed = parse_headers(
-        files.config, headers, quantization=files.quantization, extras=files.extras, subject=str(files.directory)
+        files.config,
+        headers,
+        quantization=files.quantization,
+        extras=files.extras,
+        mask_embedding_id=None if files.mask_embedding is None else files.mask_embedding.mask_token_id,
+        subject=str(files.directory),
     )
     return Checkpoint(parsed.config, files, parsed.sources, parsed.num_parameters, parsed.notes)
 
@@ -85,10 +91,12 @@ def parse_headers(
     *,
     quantization: Mapping[str, Any] | None = None,
     extras: Iterable[str] = (),
+    mask_embedding_id: int | None = None,
     subject: str = "checkpoint",
 ) -> Parsed:
     """Resolve ``config.json`` and the tensors' dtypes (as safetensors names them) and shapes.
 
+    ``mask_embedding_id`` is what mask_embedding.pt says, whose embedding is among the headers under the file's name.
     Raises the errors of ``parse_checkpoint``; ``subject`` begins the message.
     """
     findings = Findings(subject)
@@ -99,7 +107,8 @@ def parse_headers(
     family = detect_family(config, file.names, explained, findings)
     _check_sections(config, findings)
 
-    values = Values(tensors=file.shapes, **{fact: file.has(name) for fact, name in PRESENCE.items()})
+    presence = {fact: file.has(name) for fact, name in PRESENCE.items()}
+    values = Values(tensors=file.shapes, mask_embedding_id=mask_embedding_id, **presence)
     table = FIELDS
     if family is not None:
         values["family"] = family
@@ -121,9 +130,9 @@ def parse_headers(
     counted = sum(math.prod(headers[name][1]) for name in used)
     _check_count(counted, parameter_count(family, values), findings)
     payload = counted * _ITEM_BYTES[dtype]
-    notes = [*assumed, *_remarks(config, dtype, file.ignored)]
-    notes.append(f"{len(headers)} tensors, {counted} parameters, {payload} bytes of {dtype}")
-    return Parsed(_drafter(family, values, _DTYPES[dtype]), sources, counted, payload, tuple(notes))
+    size = f"{len(headers)} tensors, {counted} parameters, {payload} bytes of {dtype}"
+    notes = (*assumed, *_remarks(config, dtype, file.ignored), size)
+    return Parsed(_drafter(family, values, _DTYPES[dtype]), sources, counted, payload, notes)
 
 
 def _remarks(config: Mapping[str, Any], dtype: str, ignored: Iterable[str]) -> Iterator[str]:
@@ -175,7 +184,7 @@ def _common_dtype(
     for plain, name in file.names.items():
         if plain in maps:
             findings.check(dtypes[name] in _MAP_DTYPES, f"{name} has dtype {dtypes[name]}, expected an integer type")
-        elif name not in quantized:
+        elif name not in quantized and plain != mask_embedding.NAME:  # that one is rounded to the others' dtype
             by_dtype.setdefault(dtypes[name], []).append(name)
     kinds = "; ".join(f"{dtype}: {listed(names)}" for dtype, names in sorted(by_dtype.items()))
     if not quantized and len(by_dtype) > 1:

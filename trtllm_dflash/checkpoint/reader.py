@@ -17,6 +17,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import CheckpointError, Problems
+from . import mask_embedding
+from .mask_embedding import MaskEmbedding, read_mask_embedding
 from .strict_json import read_object
 
 CONFIG = "config.json"
@@ -45,9 +47,12 @@ class CheckpointFiles:
     quantization: Mapping[str, Any] | None  # hf_quant_config.json
     headers: Mapping[str, TensorHeader]
     extras: tuple[str, ...]  # files that are neither configuration nor weights
+    mask_embedding: MaskEmbedding | None = None  # of mask_embedding.pt; among the headers under the file's name
 
     def tensor(self, name: str) -> Tensor:
         """One tensor, mapped from its file; treat it as read only."""
+        if self.mask_embedding is not None and name == mask_embedding.NAME:
+            return self.mask_embedding.embedding
         with safe_open(self.directory / self.headers[name].file, framework="pt") as file:
             tensor: Tensor = file.get_tensor(name)
             return tensor
@@ -83,8 +88,13 @@ def open_checkpoint(directory: str | Path) -> CheckpointFiles:
     config = read_object(folder / CONFIG)
     quantization = read_object(folder / QUANTIZATION) if QUANTIZATION in names else None
     headers = _read_headers(folder, names)
+    mask_row = None
+    if mask_embedding.NAME in names:
+        mask_row = read_mask_embedding(folder / mask_embedding.NAME)
+        dtype = mask_embedding.DTYPES[mask_row.embedding.dtype]
+        headers[mask_embedding.NAME] = TensorHeader(dtype, tuple(mask_row.embedding.shape), mask_embedding.NAME)
     used = {CONFIG, QUANTIZATION, INDEX, *(header.file for header in headers.values())}
-    return CheckpointFiles(folder, config, quantization, headers, tuple(sorted(names - used)))
+    return CheckpointFiles(folder, config, quantization, headers, tuple(sorted(names - used)), mask_row)
 
 
 def _list_files(folder: Path) -> set[str]:

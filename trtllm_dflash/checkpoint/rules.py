@@ -67,6 +67,15 @@ def _mask_token_exists(v: Values) -> Iterator[str]:
         yield f"mask_token_id is {v['mask_token_id']}, but vocab_size is {v['vocab_size']}; expected an embedding row"
 
 
+def _mask_embedding_is_of_the_mask_token(v: Values) -> Iterator[str]:
+    told = v["mask_embedding_id"]
+    if told is not None and told != v["mask_token_id"]:
+        yield (
+            f"mask_embedding.pt is of mask_token_id {told}, but config.json says mask_token_id {v['mask_token_id']}; "
+            "the two must agree"
+        )
+
+
 def _draft_vocabulary_is_part(v: Values) -> Iterator[str]:
     draft, vocab = v["draft_vocab_size"], v["vocab_size"]
     if draft > vocab:
@@ -97,7 +106,8 @@ def _proposals_fit(v: Values) -> Iterator[str]:
 
 RULES: tuple[Rule, ...] = (
     _heads_share_keys, _head_dim_is_even, _taps_are_blocks, _features_fit, _target_has_drafter_width,
-    _window_covers_block, _mask_token_exists, _draft_vocabulary_is_part, _tied_head_is_stored, _proposals_fit,
+    _window_covers_block, _mask_token_exists, _mask_embedding_is_of_the_mask_token,
+    _draft_vocabulary_is_part, _tied_head_is_stored, _proposals_fit,
 )  # fmt: skip
 
 

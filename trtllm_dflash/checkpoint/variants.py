@@ -69,8 +69,6 @@ VARIANTS: tuple[Variant, ...] = (
     Variant("interleaved rotary embedding", "pairs neighbouring dimensions", keys={"is_neox_style": _not(True)}),
     Variant("Gemma norm", "multiplies by weight + 1", keys={"use_gemma_norm": _on}),
     Variant("adaptive tap fusion", "weights the taps of every layer", tensors=r"(^|\.)fusion_weights$"),
-    Variant("pickled mask embedding", "stores the mask row in mask_embedding.pt; write it as tensor mask_embedding "
-            "of the safetensors file", tensors=r"^mask_embedding\.pt$"),
 )
 # fmt: on
 

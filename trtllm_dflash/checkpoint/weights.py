@@ -22,6 +22,9 @@ from .vocabulary import target_ids
 
 DrafterWeights = Mapping[str, Tensor]
 
+# What a session uses in place of the target's, and the target ids of a reduced vocabulary.
+OWN_TENSORS = ("embed_tokens", "lm_head", "mask_embedding", "d2t")
+
 _CHUNK_ELEMENTS = 1 << 22  # checked at once: isfinite makes temporaries of the size of its input
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -40,9 +43,19 @@ def layout(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
 
 
 def table_names(config: DrafterConfig) -> tuple[str, ...]:
-    """Tensors of the layout that the head's rule reads itself; all others belong to the models."""
+    """Tensors of the layout that the head's rule reads itself."""
     tables = HEADS[config.family].tables
     return tuple(name for name in layout(config) if name in tables)
+
+
+def own_names(config: DrafterConfig) -> tuple[str, ...]:
+    """Tensors of the layout that a session itself uses, beside those of the models and of the rule."""
+    return tuple(name for name in layout(config) if name in OWN_TENSORS)
+
+
+def sidecar_names(config: DrafterConfig) -> tuple[str, ...]:
+    """Tensors of the layout that are used outside the models; all others belong to the models."""
+    return table_names(config) + own_names(config)
 
 
 def _facts(config: DrafterConfig) -> dict[str, Any]:

@@ -80,6 +80,7 @@ def _resolved(options: BuildOptions, limits: Any, given: dict[str, Any]) -> list
     rows = []
     for field in dataclasses.fields(options):
         value = getattr(limits, field.name, getattr(options, field.name))
-        origin = "flag" if field.name in given else "checkpoint" if field.default is None else "default"
-        rows.append((field.name, value, origin))
+        resolved = field.default is None and value is not None
+        origin = "flag" if field.name in given else "checkpoint" if resolved else "default"
+        rows.append((field.name, "-" if value is None else value, origin))
     return rows

@@ -1,7 +1,7 @@
 """The tensors of an engine directory, each in one of two files, read by mapping them.
 
-``weights.safetensors`` is what the models point into, indexed by byte offset; ``sidecars.safetensors`` is what the
-head's rule reads outside the models, and is there only when the head has such tables.
+``weights.safetensors`` is what the models point into, indexed by byte offset; ``sidecars.safetensors`` is what is used
+outside the models (tables of the head's rule, the drafter's own embedding and head), and is there only when some is.
 """
 
 from __future__ import annotations
@@ -57,27 +57,27 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def write_tables(tables: Mapping[str, Tensor], directory: Path) -> list[Path]:
-    """Write the tables of a head; returns the files written, none without tables."""
-    if not tables:
+def write_sidecars(sidecars: Mapping[str, Tensor], directory: Path) -> list[Path]:
+    """Write what is used outside the models; returns the files written, none when there is nothing."""
+    if not sidecars:
         return []
     path = directory / SIDECARS_NAME
-    _save(tables, path)
+    _save(sidecars, path)
     return [path]
 
 
-def read_tables(directory: Path, names: Sequence[str]) -> dict[str, Tensor]:
-    """The tables of a head by name, mapped, not copied.
+def read_sidecars(directory: Path, names: Sequence[str]) -> dict[str, Tensor]:
+    """What is used outside the models, by name; mapped, not copied.
 
     Raises:
         EngineMismatchError: the file does not hold exactly these.
     """
     if not names:
         return {}
-    tables: dict[str, Tensor] = load_file(directory / SIDECARS_NAME)
-    if set(tables) != set(names):
+    sidecars: dict[str, Tensor] = load_file(directory / SIDECARS_NAME)
+    if set(sidecars) != set(names):
         raise EngineMismatchError(
-            f"{directory / SIDECARS_NAME}: found tables {', '.join(sorted(tables))}, the head reads"
+            f"{directory / SIDECARS_NAME}: found tables {', '.join(sorted(sidecars))}, the head reads"
             f" {', '.join(sorted(names))}; rebuild the engine with this version"
         )
-    return tables
+    return sidecars

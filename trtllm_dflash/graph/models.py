@@ -104,9 +104,10 @@ class _Convolution:
 
 
 def _head(r: Recorder, config: DrafterConfig) -> None:
+    padded = config.valid_columns < config.draft_vocab_size
     r.op(
         "LMHeadTopK", "hidden", "lm_head",
         out=("topk_ids", "topk_values", "logsumexp"),
         output_multiplier=config.output_multiplier, soft_cap=config.final_logit_softcapping or 0.0,
-        valid_vocab=0, top_k=NUM_CANDIDATES,
+        valid_vocab=config.valid_columns if padded else 0, top_k=NUM_CANDIDATES,
     )  # fmt: skip

@@ -21,21 +21,27 @@ from ..config import DrafterConfig
 class DraftInputs:
     """What one draft step knows of S sequences and m drafts."""
 
-    ids: Tensor  # [S, m, 16] int32, candidates of each draft, in any order
+    ids: Tensor  # [S, m, 16] int32 or int64, candidates of each draft in any order; ids of the target
     values: Tensor  # [S, m, 16] float32, their logits after multiplier and soft cap
     anchors: Tensor  # [S] int64, the token before draft 1
     tables: Mapping[str, Tensor]  # the row's ``tables``, shapes as in its ``tensors``
     config: DrafterConfig
     hidden: Tensor | None = None  # [S, m, H], rows that yield drafts, after the final norm; None: the rule has no use
     projected: Tensor | None = None  # [S, m, r], the row's block output of this name
+    draft_ids: Tensor | None = None  # [S, m, 16], the candidates in a reduced draft vocabulary; None: it is not reduced
     confidence_temperatures: Tensor | None = None  # [>= m] float32, divides the confidence's logit of draft j; None: 1
+
+    @property
+    def columns(self) -> Tensor:
+        """The candidates as rows of tables over the draft vocabulary, ``[Vd, ...]``; int64 ``[S, m, 16]``."""
+        return (self.ids if self.draft_ids is None else self.draft_ids).long()
 
 
 @dataclass(frozen=True)
 class Drafts:
     """What a rule answers."""
 
-    tokens: Tensor  # [S, m] int64, among the candidates
+    tokens: Tensor  # [S, m] int64, among the candidates, hence ids of the target
     scores: Tensor  # [S, m, 16] float32, what the choice was made by, in the order of the candidates
     confidence: Tensor | None = None  # [S, m] float32, probability that draft j is accepted if those before it are
     q: Tensor | None = None  # [S, m, 16] float32, the distribution each token was drawn from; None: it is the best one

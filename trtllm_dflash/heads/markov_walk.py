@@ -48,7 +48,7 @@ class _MarkovEdge:
         self._step, whole = KINDS[markov.kind]
         self._tables = {name: inputs.tables[name].float() for name in whole}
         self._w1, self._hidden = inputs.tables["markov_w1"], hidden
-        self._w2 = inputs.tables["markov_w2"][inputs.ids.long()].float()  # [S, m, 16, r]
+        self._w2 = inputs.tables["markov_w2"][inputs.columns].float()  # [S, m, 16, r]
         self._state = hidden.new_zeros(len(hidden), markov.rank)
 
     def __call__(self, step: int, previous: Tensor) -> Tensor:

@@ -77,11 +77,11 @@ class ReferenceDrafter:
         return ops.rms_norm(hidden, self._weights["norm"], self.config.rms_norm_eps)
 
     def head(self, hidden: Tensor, lm_head: Tensor) -> Tensor:
-        """Logits ``[R, V]`` of ``hidden [R, H]``; columns of ``lm_head [V, H]`` past the draft vocabulary are -inf."""
+        """Logits ``[R, V]`` of ``hidden [R, H]``; columns of ``lm_head [V, H]`` that are padding are -inf."""
         config = self.config
         return ops.lm_head_logits(
             hidden, lm_head, multiplier=config.output_multiplier, softcap=config.final_logit_softcapping,
-            valid_vocab=config.draft_vocab_size,
+            valid_vocab=config.valid_columns,
         )  # fmt: skip
 
     def _layer(self, layer: int, hidden: Tensor, context: _Context) -> Tensor:

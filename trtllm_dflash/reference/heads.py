@@ -39,7 +39,12 @@ def selector_walk(
 
 
 def markov_walk(
-    logits: Tensor, hidden: Tensor, weights: Mapping[str, Tensor], anchor: int, kind: str
+    logits: Tensor,
+    hidden: Tensor,
+    weights: Mapping[str, Tensor],
+    anchor: int,
+    kind: str,
+    target_ids: Sequence[int] | None = None,
 ) -> tuple[list[int], Tensor]:
     """DSpark: add the Markov bias of the previous token to each row of logits, over the whole vocabulary.
 
@@ -48,10 +53,12 @@ def markov_walk(
     rnn ``[g, c, o] = Wj [s; e; h] + bj``, ``s = sigmoid(g) * s + (1 - sigmoid(g)) * tanh(c)``, ``W2 tanh(o)``.
 
     Shapes:
-        logits   [m, V]  after multiplier and soft cap
+        logits   [m, Vd] after multiplier and soft cap
         hidden   [m, H]  after the final norm
-        weights  markov_w1, markov_w2 [V, r]; markov_gate [r, H+r], markov_joint [3r, 2r+H] and their biases
-        returns  drafts and corrected logits [m, V]
+        weights  markov_w1 [V, r], markov_w2 [Vd, r]; markov_gate [r, H+r], markov_joint [3r, 2r+H] and their biases
+        returns  drafts, as target ids, and corrected logits [m, Vd]
+
+    ``target_ids`` are those of a reduced vocabulary's columns: W1 has a row for each target id, W2 for each column.
 
     Raises:
         ValueError: another kind.
@@ -59,8 +66,7 @@ def markov_walk(
     Source: SpecForge specforge/modeling/draft/dspark.py.
     """
     w = {name: tensor.float() for name, tensor in weights.items() if name.startswith("markov")}
-    rank = w["markov_w1"].shape[1]
-    state = torch.zeros(rank)
+    state = torch.zeros(rank := w["markov_w1"].shape[1])
     rows, drafts, previous = [], [], anchor
     for z, h in zip(logits.float(), hidden.float(), strict=True):
         e = w["markov_w1"][previous]
@@ -76,7 +82,8 @@ def markov_walk(
         else:
             raise ValueError(f"Markov head of kind {kind!r}, expected vanilla, gated or rnn")
         corrected = z + w["markov_w2"] @ x
-        previous = _best(range(len(z)), corrected.tolist(), z.tolist())
+        column = _best(range(len(z)), corrected.tolist(), z.tolist())
+        previous = column if target_ids is None else target_ids[column]
         rows.append(corrected)
         drafts.append(previous)
     return drafts, torch.stack(rows)

@@ -54,7 +54,6 @@ class BlockDrafter:
         session: Session,
         rule: DraftRule,
         *,
-        draft_to_target: Tensor | None = None,
         draft_conf_tau: float = 0.0,
         confidence_temperatures: Sequence[float] | None = None,
     ) -> None:
@@ -62,10 +61,6 @@ class BlockDrafter:
         self._tau = draft_conf_tau
         temperatures = _temperatures(self._config, draft_conf_tau, confidence_temperatures)
         self._temperatures = None if temperatures is None else temperatures.to(session.device)
-        self._draft_to_target: list[int] | None = None if draft_to_target is None else draft_to_target.tolist()
-        known = self._config.vocab_size if draft_to_target is None else len(draft_to_target)
-        if known != (drafted := self._config.draft_vocab_size):
-            raise ValueError(f"draft vocabulary of {drafted} tokens, draft_to_target maps {known} of them")
 
     def draft(self, anchor: int, position: int, context: ContextTables, num_drafts: int) -> BlockDrafts:
         """Drafts after ``anchor``, which stands at ``position`` behind the context of one sequence."""
@@ -89,15 +84,17 @@ class BlockDrafter:
         return BlockDrafts(tokens[:kept], confidence[:kept], reason if kept == len(tokens) else Decline.UNSURE)
 
     def _inputs(self, anchors: Tensor, candidates: Candidates) -> DraftInputs:
+        """What the rule chooses from. Candidates become ids of the target here: before any lookup by the last token."""
+        to_target = self._session.draft_to_target
+        ids = candidates.ids if to_target is None else to_target[candidates.ids.long()]
         return DraftInputs(
-            candidates.ids, candidates.values, anchors, self._session.tables, self._config, candidates.hidden,
+            ids, candidates.values, anchors, self._session.tables, self._config, candidates.hidden,
+            draft_ids=None if to_target is None else candidates.ids,
             confidence_temperatures=self._temperatures, **candidates.outputs,
         )  # fmt: skip
 
     def _usable(self, drafts: list[int]) -> tuple[list[int], Decline | None]:
-        """The drafts in target ids, up to the first that the target never emits."""
-        if self._draft_to_target is not None:
-            drafts = [self._draft_to_target[draft] for draft in drafts]
+        """The drafts up to the first that the target never emits."""
         for index, draft in enumerate(drafts):
             if draft == self._config.mask_token_id or not 0 <= draft < self._config.vocab_size:
                 return drafts[:index], Decline.FORBIDDEN

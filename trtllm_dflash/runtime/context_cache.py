@@ -111,13 +111,22 @@ class ContextCache:
     def drop_before(self, sequence: ContextSequence, position: int) -> None:
         """Free the pages at the front whose rows all lie before ``position``."""
         table = sequence.table
-        while sequence.first < sequence.end:
-            page_id, start, rows = (int(value) for value in table[:, sequence.first])
-            if start + rows > position:
+        while sequence.num_pages:
+            if table[_POSITION, sequence.first] + table[_ROWS, sequence.first] > position:
                 break
-            self._free.append(page_id)
-            sequence.first += 1
-            sequence.num_rows -= rows
+            self._drop_page(sequence)
+
+    def drop_to(self, sequence: ContextSequence, num_rows: int) -> None:
+        """Free pages at the front until no more than ``num_rows`` rows are left."""
+        while sequence.num_rows > num_rows:
+            self._drop_page(sequence)
+
+    def _drop_page(self, sequence: ContextSequence) -> None:
+        """Free the page at the front."""
+        page_id, _, rows = (int(value) for value in sequence.table[:, sequence.first])
+        self._free.append(page_id)
+        sequence.first += 1
+        sequence.num_rows -= rows
 
     def free(self, sequence: ContextSequence) -> None:
         """Take every page back; the sequence is empty afterwards. Idempotent."""

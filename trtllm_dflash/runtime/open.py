@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..checkpoint.weights import table_names
+from ..checkpoint.weights import sidecar_names
 from ..engine.manifest import Engine, open_engine
-from ..engine.weight_file import read_tables, read_weights
+from ..engine.weight_file import read_sidecars, read_weights
 from ..errors import UnsupportedError
 from .ort_session import OrtSession
 from .reference_session import ReferenceSession
@@ -21,20 +21,20 @@ Opener = Callable[[Engine], Session]
 
 
 def _ort(engine: Engine) -> Session:
-    return OrtSession(engine.config, engine.limits, engine.directory, _tables(engine))
+    return OrtSession(engine.config, engine.limits, engine.directory, _sidecars(engine))
 
 
 def _torch(engine: Engine) -> Session:
     dtype = getattr(torch, engine.options.dtype)
-    return TorchSession(engine.config, engine.limits, engine.directory, _tables(engine), dtype, torch.device("cpu"))
+    return TorchSession(engine.config, engine.limits, engine.directory, _sidecars(engine), dtype, torch.device("cpu"))
 
 
 def _reference(engine: Engine) -> Session:
-    return ReferenceSession(engine.config, engine.limits, {**read_weights(engine.directory), **_tables(engine)})
+    return ReferenceSession(engine.config, engine.limits, {**read_weights(engine.directory), **_sidecars(engine)})
 
 
-def _tables(engine: Engine) -> dict[str, Tensor]:
-    return read_tables(engine.directory, table_names(engine.config))
+def _sidecars(engine: Engine) -> dict[str, Tensor]:
+    return read_sidecars(engine.directory, sidecar_names(engine.config))
 
 
 # The key is BuildOptions.runtime; the reference runs from the weight file of any engine.

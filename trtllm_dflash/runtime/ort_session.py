@@ -27,8 +27,8 @@ _ELEMENT_TYPES = {torch.float32: 1, torch.int32: 6}
 class OrtSession(Session):
     """A drafter on ONNX Runtime's CPU provider, float32."""
 
-    def __init__(self, config: DrafterConfig, limits: Limits, directory: Path, tables: Mapping[str, Tensor]) -> None:
-        super().__init__(config, limits, torch.device("cpu"), torch.float32, tables)
+    def __init__(self, config: DrafterConfig, limits: Limits, directory: Path, sidecars: Mapping[str, Tensor]) -> None:
+        super().__init__(config, limits, torch.device("cpu"), torch.float32, sidecars)
         self._context = _Model(directory, "context")
         self._block = _Model(directory, "block")
         self._head = _Model(directory, "head")
@@ -55,14 +55,14 @@ class OrtSession(Session):
         self._block.run(inputs, outputs)
         return outputs
 
-    def _run_head(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _run_head(self, hidden: Tensor, lm_head: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         rows = len(hidden)
         outputs = {
             "topk_ids": torch.empty(rows, NUM_CANDIDATES, dtype=torch.int32),
             "topk_values": torch.empty(rows, NUM_CANDIDATES),
             "logsumexp": torch.empty(rows),
         }
-        self._head.run({"hidden": hidden, "lm_head": self._lm_head}, outputs)
+        self._head.run({"hidden": hidden, "lm_head": lm_head}, outputs)
         return outputs["topk_ids"], outputs["topk_values"], outputs["logsumexp"]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..checkpoint.weights import table_names
+from ..checkpoint.weights import sidecar_names
 from ..config import DrafterConfig
 from ..heads.base import HEADS
 from ..io_spec import NUM_CANDIDATES
@@ -25,8 +25,8 @@ class ReferenceSession(Session):
     """
 
     def __init__(self, config: DrafterConfig, limits: Limits, weights: Mapping[str, Tensor]) -> None:
-        tables = {name: weights[name] for name in table_names(config)}
-        super().__init__(config, limits, torch.device("cpu"), torch.float32, tables)
+        sidecars = {name: weights[name] for name in sidecar_names(config)}
+        super().__init__(config, limits, torch.device("cpu"), torch.float32, sidecars)
         self._drafter = ReferenceDrafter(config, weights)
         self._projections = {output.name: weights[output.weight] for output in HEADS[config.family].outputs}
 
@@ -42,8 +42,8 @@ class ReferenceSession(Session):
         projected = {name: ops.linear(hidden, weight) for name, weight in self._projections.items()}
         return {"hidden": hidden, **projected}
 
-    def _run_head(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        logits = self._drafter.head(hidden, self._lm_head)
+    def _run_head(self, hidden: Tensor, lm_head: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = self._drafter.head(hidden, lm_head)
         ids, values = ops.top_k(logits, NUM_CANDIDATES)
         return ids, values, ops.logsumexp(logits)
 

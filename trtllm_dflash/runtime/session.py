@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..checkpoint.weights import layout, own_names
 from ..config import DrafterConfig
 from ..errors import EngineMismatchError, Problems
 from ..limits import Limits
@@ -35,7 +36,7 @@ class ContextTables:
 class Candidates:
     """What a draft step yields for S sequences and m drafts, best candidate first, ties to the lowest id."""
 
-    ids: Tensor  # [S, m, 16] int32, draft vocabulary
+    ids: Tensor  # [S, m, 16] int32, columns of the head: ids of the draft vocabulary
     values: Tensor  # [S, m, 16] float32, logits after multiplier and soft cap
     logsumexp: Tensor  # [S, m] float32, over the whole vocabulary
     hidden: Tensor  # [S, m, H] of the session's dtype, after the final norm
@@ -46,7 +47,13 @@ class Session(ABC):
     """A drafter that can be run. Invariant: the pools hold K/V of every row that ``ingest`` was given, final.
 
     ``k_cache`` and ``v_cache`` are ``[pages, L, page, nkv, D]`` of the session's dtype, zero until written.
-    ``tables`` are what the head's rule reads, by the names of our layout, in the checkpoint's dtype.
+    ``tables`` are what the head's rule reads, by the names of our layout, in the checkpoint's dtype. What the drafter
+    owns (embedding, head, mask row, ``draft_to_target``) is in place from the beginning, and no target replaces it.
+
+    ``sidecars`` are what an engine holds beside its models: those tables and the drafter's own tensors.
+
+    Raises:
+        EngineMismatchError: an own tensor is missing or of another shape, or the pool cannot be allocated.
     """
 
     def __init__(
@@ -55,13 +62,14 @@ class Session(ABC):
         limits: Limits,
         device: torch.device,
         dtype: torch.dtype,
-        tables: Mapping[str, Tensor],
+        sidecars: Mapping[str, Tensor],
     ) -> None:
         self.config = config
         self.limits = limits
         self.device = device
         self.dtype = dtype
-        self.tables = {name: table.to(device) for name, table in tables.items()}
+        own = _own_tensors(config, sidecars)
+        self.tables = {name: table.to(device) for name, table in sidecars.items() if name not in own}
         pool = (limits.num_pages, config.num_layers, limits.tokens_per_block, config.num_kv_heads, config.head_dim)
         try:
             self.k_cache = torch.zeros(pool, dtype=dtype, device=device)
@@ -73,9 +81,21 @@ class Session(ABC):
                 f" {limits.max_seq_len} cannot be allocated on {device}; build with smaller ones"
             ) from error
         self._embedding: Tensor | None = None
+        self._lm_head: Tensor | None = None
+        self._mask_row: Tensor | None = None
+        if "mask_embedding" in own:
+            self._mask_row = self._scaled(own["mask_embedding"])
+        self.draft_to_target = own["d2t"].to(device) if "d2t" in own else None  # target ids, int64 [Vd]
+        if "embed_tokens" in own:
+            self._use_embedding(own["embed_tokens"])
+        if "lm_head" in own:
+            self._use_head(own["lm_head"])
 
     def bind_target(self, embedding: Tensor, lm_head: Tensor) -> None:
         """Share the target's embedding ``[Ve, H]`` and head ``[V, H]``; nothing is copied when the dtype matches.
+
+        Either is left alone where the drafter has its own: a drafter's head that is overwritten by the target's costs
+        nearly all acceptance, without a message (T40).
 
         Raises:
             EngineMismatchError: a shape is not the drafter's.
@@ -83,15 +103,29 @@ class Session(ABC):
         config = self.config
         problems = Problems("target", "bind the target that the drafter was made for")
         head_shape = [config.draft_vocab_size, config.hidden_size]
-        problems.check(list(lm_head.shape) == head_shape, f"lm_head is {list(lm_head.shape)}, expected {head_shape}")
         problems.check(
-            embedding.dim() == 2 and embedding.shape[1] == config.hidden_size and len(embedding) > config.mask_token_id,
-            f"embedding is {list(embedding.shape)}, expected {config.hidden_size} columns and a row for the mask token"
-            f" {config.mask_token_id}",
+            config.owns_lm_head or list(lm_head.shape) == head_shape,
+            f"lm_head is {list(lm_head.shape)}, expected {head_shape}",
+        )
+        fits = embedding.dim() == 2 and embedding.shape[1] == config.hidden_size
+        fits = fits and (config.has_mask_embedding or len(embedding) > config.mask_token_id)
+        mask_row = "" if config.has_mask_embedding else f" and a row for the mask token {config.mask_token_id}"
+        problems.check(
+            config.owns_embedding or fits,
+            f"embedding is {list(embedding.shape)}, expected {config.hidden_size} columns{mask_row}",
         )
         problems.raise_as(EngineMismatchError)
+        if not config.owns_embedding:
+            self._use_embedding(embedding)
+        if not config.owns_lm_head:
+            self._use_head(lm_head)
+
+    def _use_embedding(self, embedding: Tensor) -> None:
         self._embedding = embedding
-        self._mask_row = self._scaled(embedding[self.config.mask_token_id])
+        if not self.config.has_mask_embedding:
+            self._mask_row = self._scaled(embedding[self.config.mask_token_id])
+
+    def _use_head(self, lm_head: Tensor) -> None:
         self._lm_head = lm_head.to(self.device, self.dtype).contiguous()
 
     def ingest(self, features: Tensor, positions: Tensor, pages: Tensor, rows: Tensor) -> None:
@@ -116,7 +150,7 @@ class Session(ABC):
             num_drafts      m, 1 <= m <= max_draft_len; the block has ``config.block_rows(m)`` rows
         """
         config = self.config
-        if self._embedding is None:
+        if self._embedding is None or self._mask_row is None or self._lm_head is None:
             raise RuntimeError("bind_target comes before draft")
         sequences, block_rows = len(anchors), config.block_rows(num_drafts)
         embeddings = self._mask_row.repeat(sequences, block_rows, 1)
@@ -124,7 +158,7 @@ class Session(ABC):
         rows = self._run_block(embeddings, positions, context)
         outputs = {name: of_block[:, config.first_draft_row :] for name, of_block in rows.items()}
         hidden = outputs.pop("hidden")
-        ids, values, logsumexp = self._run_head(hidden.reshape(-1, config.hidden_size))
+        ids, values, logsumexp = self._run_head(hidden.reshape(-1, config.hidden_size), self._lm_head)
         return Candidates(
             ids.view(sequences, num_drafts, -1), values.view(sequences, num_drafts, -1),
             logsumexp.view(sequences, num_drafts), hidden, outputs,
@@ -144,5 +178,19 @@ class Session(ABC):
         """The block model: every output by name, ``[S, B, width]``; ``hidden`` after the final norm is one of them."""
 
     @abstractmethod
-    def _run_head(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The head model on ``[R, H]``: ids ``[R, 16]`` int32, values ``[R, 16]`` and logsumexp ``[R]`` float32."""
+    def _run_head(self, hidden: Tensor, lm_head: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The head model on ``[R, H]``: ids ``[R, 16]`` int32, values ``[R, 16]`` and logsumexp ``[R]`` float32.
+
+        ``lm_head [Vd, H]`` is the target's or the drafter's own, in the session's dtype, contiguous.
+        """
+
+
+def _own_tensors(config: DrafterConfig, sidecars: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The drafter's own tensors among the sidecars, of the shapes that its layout says."""
+    problems, shapes = Problems("sidecars", "rebuild the engine with this version"), layout(config)
+    names = own_names(config)
+    for name in names:
+        found, expected = list(sidecars[name].shape) if name in sidecars else "missing", list(shapes[name])
+        problems.check(found == expected, f"{name} is {found}, expected {expected}")
+    problems.raise_as(EngineMismatchError)
+    return {name: sidecars[name] for name in names}

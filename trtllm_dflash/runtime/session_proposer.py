@@ -44,7 +44,6 @@ class SessionProposer(DraftProposer):
     ValueError or RuntimeError. Everything else that goes wrong costs drafts only, and ``declines`` counts the reason.
 
     Options:
-        draft_to_target          target id of each id of a reduced draft vocabulary
         draft_conf_tau           drafts from the first one whose confidence is below it on are not even verified;
                                  0 or less: all are. Needs a confidence head.
         confidence_temperatures  one of each draft of a trained block, calibrated for a target; default: 1 each
@@ -55,7 +54,6 @@ class SessionProposer(DraftProposer):
         session: Session,
         head: DraftHead | None = None,
         *,
-        draft_to_target: Tensor | None = None,
         draft_conf_tau: float = 0.0,
         confidence_temperatures: Sequence[float] | None = None,
     ) -> None:
@@ -64,8 +62,7 @@ class SessionProposer(DraftProposer):
         self.declines: Counter[str] = Counter()
         self._config: DrafterConfig = session.config
         self._drafter = BlockDrafter(
-            session, head.draft, draft_to_target=draft_to_target, draft_conf_tau=draft_conf_tau,
-            confidence_temperatures=confidence_temperatures,
+            session, head.draft, draft_conf_tau=draft_conf_tau, confidence_temperatures=confidence_temperatures,
         )  # fmt: skip
         self._last_confidence: float | None = None
         self._cache = ContextCache(session.limits)
@@ -82,8 +79,8 @@ class SessionProposer(DraftProposer):
         return self._config.target_layer_ids
 
     def prefill_hidden_rows(self, max_seq_len: int) -> int:
-        window = self._config.context_window
-        return max_seq_len if window is None else min(window, max_seq_len)
+        bounds = (self._config.context_window, self.session.limits.ctx_window)
+        return min(bound for bound in (max_seq_len, *bounds) if bound is not None)
 
     def validate_against_target(self, target: TargetSpec) -> None:
         check_target(self._config, target)
@@ -183,6 +180,11 @@ class SessionProposer(DraftProposer):
         if (window := self._config.context_window) is not None:
             features = features[max(0, len(features) - window) :]
             self._cache.drop_before(state.context, end - window)
+        if (most := self.session.limits.ctx_window) is not None:
+            features = features[max(0, len(features) - most) :]
+            self._cache.drop_to(state.context, most - len(features))
+            if most == 0:  # a block is drafted from itself alone, wherever it stands
+                return 0
         start = end - len(features)
         try:
             pages, rows = self._cache.append(state.context, start, len(features))
@@ -245,16 +247,21 @@ class SessionProposer(DraftProposer):
 
     @torch.inference_mode()
     def _draft(self, last_token: int, position: int, num_drafts: int, state: SequenceState) -> list[int]:
-        newest = state.context.newest_position
-        if state.exhausted or newest is None:
-            return self._decline(Decline.EXHAUSTED if state.exhausted else Decline.NO_CONTEXT)
-        if newest != position - 1:
-            return self._decline(Decline.BEHIND)
+        if (reason := self._missing_context(position, state)) is not None:
+            return self._decline(reason)
         block = self._drafter.draft(last_token, position, self._cache.tables([state.context]), num_drafts)
         self._last_confidence = min(block.confidence or [], default=None)
         if block.reason is not None:
             self.declines[block.reason] += 1
         return block.tokens
+
+    def _missing_context(self, position: int, state: SequenceState) -> Decline | None:
+        newest = state.context.newest_position
+        if self.session.limits.ctx_window == 0:
+            return None
+        if state.exhausted or newest is None:
+            return Decline.EXHAUSTED if state.exhausted else Decline.NO_CONTEXT
+        return Decline.BEHIND if newest != position - 1 else None
 
     def _decline(self, reason: Decline) -> list[int]:
         self.declines[reason] += 1

@@ -28,11 +28,11 @@ class TorchSession(Session):
         config: DrafterConfig,
         limits: Limits,
         directory: Path,
-        tables: Mapping[str, Tensor],
+        sidecars: Mapping[str, Tensor],
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        super().__init__(config, limits, device, dtype, tables)
+        super().__init__(config, limits, device, dtype, sidecars)
         weights = read_weights(directory)
 
         def load(name: ModelName) -> Program:
@@ -66,6 +66,6 @@ class TorchSession(Session):
         return dict(zip(self._block_outputs, outputs, strict=True))
 
     @torch.inference_mode()
-    def _run_head(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        ids, values, logsumexp = self._head({"hidden": hidden, "lm_head": self._lm_head})
+    def _run_head(self, hidden: Tensor, lm_head: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        ids, values, logsumexp = self._head({"hidden": hidden, "lm_head": lm_head})
         return ids, values, logsumexp
