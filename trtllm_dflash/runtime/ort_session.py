@@ -42,17 +42,8 @@ class OrtSession(Session):
         return outputs["context_k"], outputs["context_v"]
 
     def _run_block(self, embeddings: Tensor, positions: Tensor, context: ContextTables) -> dict[str, Tensor]:
-        inputs = {
-            "embeddings": embeddings,
-            "anchor_position": positions,
-            "k_cache": self.k_cache,
-            "v_cache": self.v_cache,
-            "page_table": context.page_table,
-            "page_position": context.page_position,
-            "page_rows": context.page_rows,
-        }
         outputs = {name: torch.empty(*embeddings.shape[:2], width) for name, width in self._block_widths.items()}
-        self._block.run(inputs, outputs)
+        self._block.run(self._block_inputs(embeddings, positions, context), outputs)
         return outputs
 
     def _run_head(self, hidden: Tensor, lm_head: Tensor) -> tuple[Tensor, Tensor, Tensor]:

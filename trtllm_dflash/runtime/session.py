@@ -164,6 +164,18 @@ class Session(ABC):
             logsumexp.view(sequences, num_drafts), hidden, outputs,
         )  # fmt: skip
 
+    def _block_inputs(self, embeddings: Tensor, positions: Tensor, context: ContextTables) -> dict[str, Tensor]:
+        """The block model's inputs, by their names in ``io_spec``."""
+        return {
+            "embeddings": embeddings,
+            "anchor_position": positions,
+            "k_cache": self.k_cache,
+            "v_cache": self.v_cache,
+            "page_table": context.page_table,
+            "page_position": context.page_position,
+            "page_rows": context.page_rows,
+        }
+
     def _scaled(self, rows: Tensor) -> Tensor:
         rows = rows.to(self.device, self.dtype)
         scale = self.config.input_embedding_scale

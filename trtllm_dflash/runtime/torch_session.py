@@ -52,17 +52,7 @@ class TorchSession(Session):
 
     @torch.inference_mode()
     def _run_block(self, embeddings: Tensor, positions: Tensor, context: ContextTables) -> dict[str, Tensor]:
-        outputs = self._block(
-            {
-                "embeddings": embeddings,
-                "anchor_position": positions,
-                "k_cache": self.k_cache,
-                "v_cache": self.v_cache,
-                "page_table": context.page_table,
-                "page_position": context.page_position,
-                "page_rows": context.page_rows,
-            }
-        )
+        outputs = self._block(self._block_inputs(embeddings, positions, context))
         return dict(zip(self._block_outputs, outputs, strict=True))
 
     @torch.inference_mode()
