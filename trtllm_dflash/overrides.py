@@ -31,7 +31,8 @@ def _layer_masks(config: DrafterConfig, options: BuildOptions, problems: Problem
     window = options.window_size
     if window is None:
         return config.layer_masks
-    rows = config.block_rows(config.max_draft_len if options.max_draft_len is None else options.max_draft_len)
+    drafts = config.max_draft_len if options.max_draft_len is None else options.max_draft_len
+    rows = config.block_rows(min(max(drafts, 1), config.max_draft_len))  # other widths are refused with the limits
     problems.check(
         rows <= window <= MAX_SIZE,
         f"window_size is {window}, but a block has {rows} rows; expected {rows} to {MAX_SIZE}",

@@ -13,8 +13,9 @@ from tests.support.engines import tiny_engine
 from tests.support.fakes import LIMITS, FakeSession, tiny_config
 from trtllm_dflash.config import LayerMask
 from trtllm_dflash.engine.manifest import open_engine
-from trtllm_dflash.errors import BuildError
+from trtllm_dflash.errors import BuildError, EngineMismatchError
 from trtllm_dflash.heads.base import HEADS
+from trtllm_dflash.runtime import open as opening
 from trtllm_dflash.runtime.open import open_session
 from trtllm_dflash.runtime.self_check import compare
 from trtllm_dflash.runtime.session import ContextTables
@@ -137,3 +138,26 @@ def test_without_context_drafts_do_not_depend_on_features(family: str, runtime: 
         answers[rows] = drafts
     assert answers[0][0] == answers[0][1] != []
     assert answers[None][0] != answers[None][1]
+
+
+def test_a_window_of_one_row_drafts_from_the_block_alone(tmp_path: Path) -> None:
+    options = {"window_size": 1, "max_draft_len": 1}
+    proposer = SessionProposer(open_session(tiny_engine(tmp_path, options, family="dspark")))
+    proposer.session.bind_target(torch.randn(160, 64), torch.randn(160, 64))
+    state = proposer.alloc_state()
+    proposer.prefill_drafter([1, 2], torch.randn(2, proposer.session.config.feature_size), state)
+    assert len(proposer.propose(5, 2, 1, state)) == 1
+    assert proposer.declines == {}
+
+
+def test_tables_of_other_shapes_are_refused_when_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reached only by a manifest that somebody has stamped anew."""
+    engine = tiny_engine(tmp_path, family="dspark")
+    read = opening.read_sidecars
+    monkeypatch.setattr(opening, "read_sidecars", lambda *a: {n: t[:10] for n, t in read(*a).items()})
+    with pytest.raises(EngineMismatchError, match=r"markov_w1 is \[10, 8\], expected \[160, 8\]"):
+        open_session(engine)
+    monkeypatch.setattr(opening, "read_sidecars", read)
+    (engine.directory / "sidecars.safetensors").write_bytes(b"garbage")
+    with pytest.raises(EngineMismatchError, match=r"sidecars\.safetensors: cannot be read"):
+        open_session(engine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +109,48 @@ def test_other_files_beside_the_weights_change_nothing(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path)
     (checkpoint / "tokenizer.pt").write_bytes(b"x")
     assert parse_checkpoint(checkpoint).config.has_mask_embedding is Tiny().mask_embedding
+
+
+def test_a_row_that_overflows_the_type_of_the_weights_is_refused(tmp_path: Path) -> None:
+    checkpoint = parse_checkpoint(
+        checkpoint_with(tmp_path, {"embedding": ROW * 1e6, "mask_token_id": 3}, dtype=torch.float16)
+    )
+    with pytest.raises(CheckpointError, match=r"mask_embedding\.pt is -?inf at"):
+        load_weights(checkpoint)
+
+
+KINDS = {
+    "sparse": lambda: ROW.to_sparse(),
+    "without values": lambda: torch.empty(64, device="meta"),
+    "nested": lambda: torch.nested.nested_tensor([ROW]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tensor_of_an_unusual_kind_is_refused(kind: str, tmp_path: Path) -> None:
+    checkpoint = checkpoint_with(tmp_path, {"embedding": KINDS[kind](), "mask_token_id": 3})
+    with pytest.raises(CheckpointError, match="expected a plain tensor"):
+        parse_checkpoint(checkpoint)
+
+
+def test_an_archive_that_unpacks_to_far_too_much_is_not_read(tmp_path: Path) -> None:
+    checkpoint = checkpoint_with(tmp_path, {"embedding": torch.zeros(2**25), "mask_token_id": 3})
+    path = checkpoint / "mask_embedding.pt"
+    with zipfile.ZipFile(path) as archive:
+        entries = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+    assert path.stat().st_size < 2**20
+    with pytest.raises(CheckpointError, match="bytes, at most 67108864 are read"):
+        parse_checkpoint(checkpoint)
+
+
+@pytest.mark.parametrize(
+    "content", [{str(i): 0 for i in range(100_000)}, {"embedding": ROW, "mask_token_id": "x" * 2**20}]
+)
+def test_messages_stay_short(content: Any, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        parse_checkpoint(checkpoint_with(tmp_path, content))
+    assert len(str(caught.value)) < 1000

@@ -97,8 +97,8 @@ def _gather(checkpoint: Checkpoint, row: TensorRow, shape: tuple[int, ...], prob
         start = 0
         for name in names:
             part = checkpoint.files.tensor(name)
-            _refuse_non_finite(name, part, problems)
-            layer[start : start + len(part)].copy_(part)
+            filled = layer[start : start + len(part)].copy_(part)
+            _refuse_non_finite(name, filled, problems)  # after the copy: a narrower type may overflow
             start += len(part)
     return whole
 

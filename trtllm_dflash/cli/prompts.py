@@ -69,7 +69,7 @@ def encode(tokenizer: Any, text: str, raw: bool, vocabulary: int) -> list[int]:
     except Exception as error:  # chat templates are programs, and tokenizers raise whatever they like
         raise DFlashError(
             f"prompt {text[:40]!r}: the target's tokenizer or chat template refuses it"
-            f" ({type(error).__name__}: {error}); try --raw"
+            f" ({type(error).__name__}: {error}); {'give other text' if raw else 'try --raw'}"
         ) from error
     if ids and max(ids) >= vocabulary:
         raise DFlashError(

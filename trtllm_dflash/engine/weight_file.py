@@ -74,7 +74,12 @@ def read_sidecars(directory: Path, names: Sequence[str]) -> dict[str, Tensor]:
     """
     if not names:
         return {}
-    sidecars: dict[str, Tensor] = load_file(directory / SIDECARS_NAME)
+    try:
+        sidecars: dict[str, Tensor] = load_file(directory / SIDECARS_NAME)
+    except (OSError, SafetensorError) as error:
+        raise EngineMismatchError(
+            f"{directory / SIDECARS_NAME}: cannot be read ({error}), expected {', '.join(names)}; rebuild the engine"
+        ) from error
     if set(sidecars) != set(names):
         raise EngineMismatchError(
             f"{directory / SIDECARS_NAME}: found tables {', '.join(sorted(sidecars))}, the head reads"

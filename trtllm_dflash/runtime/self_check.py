@@ -76,18 +76,18 @@ def _chunks(max_num_tokens: int, page: int) -> list[int]:
 
 
 def _result(actual: Candidates, expected: Candidates, rows: int, gap: int | None, bound: float) -> StepResult:
-    size = float(expected.values.abs().max())
-    error = max(
-        float((actual.values - expected.values).abs().max()) / size,
-        float((actual.logsumexp - expected.logsumexp).abs().max()) / size,
-        *(_relative_error(actual.outputs[name], output) for name, output in expected.outputs.items()),
-    )
+    size = _size(expected.values)
+    pairs = [(actual.outputs[name], output, _size(output)) for name, output in expected.outputs.items()]
+    pairs += [(actual.values, expected.values, size), (actual.logsumexp, expected.logsumexp, size)]
+    # torch's maximum, unlike Python's, keeps a NaN.
+    error = float(torch.stack([(found.float() - wanted).abs().max() / scale for found, wanted, scale in pairs]).max())
     decided = _decided(expected.values, 2 * bound * size)
     return StepResult(rows, gap, error, bound, bool(((actual.ids == expected.ids) | ~decided).all()))
 
 
-def _relative_error(actual: Tensor, expected: Tensor) -> float:
-    return float((actual.float() - expected).abs().max() / expected.abs().max())
+def _size(expected: Tensor) -> float:
+    """What errors are relative to; a tensor of zeros has none of its own."""
+    return float(expected.abs().max()) or 1.0
 
 
 def _decided(values: Tensor, margin: float) -> Tensor:

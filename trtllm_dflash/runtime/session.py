@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..checkpoint.weights import layout, own_names
+from ..checkpoint.weights import layout, own_names, sidecar_names
 from ..config import DrafterConfig
 from ..errors import EngineMismatchError, Problems
 from ..limits import Limits
@@ -198,11 +198,14 @@ class Session(ABC):
 
 
 def _own_tensors(config: DrafterConfig, sidecars: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The drafter's own tensors among the sidecars, of the shapes that its layout says."""
+    """The drafter's own tensors among the sidecars, all of which must have the shapes that the layout says."""
     problems, shapes = Problems("sidecars", "rebuild the engine with this version"), layout(config)
     names = own_names(config)
     for name in names:
-        found, expected = list(sidecars[name].shape) if name in sidecars else "missing", list(shapes[name])
-        problems.check(found == expected, f"{name} is {found}, expected {expected}")
+        problems.check(name in sidecars, f"{name} is missing, expected {list(shapes[name])}")
+    for name in sidecar_names(config):
+        if name in sidecars:
+            found, expected = list(sidecars[name].shape), list(shapes[name])
+            problems.check(found == expected, f"{name} is {found}, expected {expected}")
     problems.raise_as(EngineMismatchError)
     return {name: sidecars[name] for name in names}

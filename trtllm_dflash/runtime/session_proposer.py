@@ -257,7 +257,7 @@ class SessionProposer(DraftProposer):
 
     def _missing_context(self, position: int, state: SequenceState) -> Decline | None:
         newest = state.context.newest_position
-        if self.session.limits.ctx_window == 0:
+        if self.session.limits.ctx_window == 0 or self._config.context_window == 0:  # a block sees itself alone
             return None
         if state.exhausted or newest is None:
             return Decline.EXHAUSTED if state.exhausted else Decline.NO_CONTEXT
