@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from ..runtime.compare import Difference
 from ..runtime.decode import Generation
 from ..runtime.statistics import STEP_PHASES, DecodeStatistics
-from .output import print_table
+from .output import print_table, size
 
 ALL = "all"  # the row of every prompt, beside those of the kinds
 
@@ -71,6 +72,7 @@ def as_json(answers: list[Answer], tokenizer: Any) -> dict[str, Any]:
             for answer in answers
         ],
         "statistics": groups,
+        "peak_memory_bytes": _peak_memory(),
         "identical": identity(answers) if all(answer.plain for answer in answers) else None,
     }
 
@@ -122,12 +124,18 @@ def print_report(answers: list[Answer]) -> None:
         ("phase", "ms"),
         [(name, f"{1000 * total.seconds[name] / steps:.2f}") for name in STEP_PHASES if total.num_steps],
     )
+    print(f"peak memory of this process, target included: {size(_peak_memory())}")
     for reason, count in total.declines.items():
         print(f"steps with fewer drafts: {count} ({reason})")
     for alarm in total.alarms():
         print(f"warning: {alarm}")
     if all(answer.plain for answer in answers):
         print(f"identical to plain decoding: {identity(answers)}")
+
+
+def _peak_memory() -> int:
+    """Bytes that were resident at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _number(value: float | None, digits: int = 2) -> str:
