@@ -1,4 +1,4 @@
-"""``DrafterWeights``: the tensors of a drafter in our layout, and loading them from a checkpoint.
+"""The tensors of a drafter in our layout, and loading them from a checkpoint.
 
 One dtype, the checkpoint's, for all of them (parsing has refused mixtures); ``d2t`` alone is int64.
 """
@@ -6,7 +6,6 @@ One dtype, the checkpoint's, for all of them (parsing has refused mixtures); ``d
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,8 +18,6 @@ from ..heads.rows import TensorRow
 from .names import rows_of, shape_of, sizes
 from .parse import Checkpoint
 from .vocabulary import target_ids
-
-DrafterWeights = Mapping[str, Tensor]
 
 # What a session uses in place of the target's, and the target ids of a reduced vocabulary.
 OWN_TENSORS = ("embed_tokens", "lm_head", "mask_embedding", "d2t")

@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
     """Build, and print every resolved option with its origin, the memory arithmetic and the result."""
     from ..pipeline import plan_build, run_build
 
-    given = {f.name: getattr(args, f.name) for f in dataclasses.fields(BuildOptions) if hasattr(args, f.name)}
-    options = BuildOptions(**given)
+    chosen = {f.name: getattr(args, f.name) for f in dataclasses.fields(BuildOptions) if hasattr(args, f.name)}
+    options = BuildOptions(**chosen)
     target = None
     if args.target is not None:
         from ..runtime.hf_target import target_spec
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         target = target_spec(args.target)
     plan = plan_build(args.checkpoint_dir, args.output_dir, options, target=target)
     if not args.json:
-        print_table("Options", ("option", "value", "from"), _resolved(options, plan.limits, given))
+        print_table("Options", ("option", "value", "from"), _resolved(options, plan.limits, chosen))
         print_table("Memory", ("what", "size"), [(what, size(amount)) for what, amount in plan.memory.items()])
     started = time.perf_counter()
     with log.status("building", spinner="dots") as status:
@@ -75,12 +75,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _resolved(options: BuildOptions, limits: Any, given: dict[str, Any]) -> list[tuple[str, Any, str]]:
+def _resolved(options: BuildOptions, limits: Any, chosen: dict[str, Any]) -> list[tuple[str, Any, str]]:
     """Every option, its resolved value, and where the value comes from."""
     rows = []
     for field in dataclasses.fields(options):
         value = getattr(limits, field.name, getattr(options, field.name))
         resolved = field.default is None and value is not None
-        origin = "flag" if field.name in given else "checkpoint" if resolved else "default"
+        origin = "flag" if field.name in chosen else "checkpoint" if resolved else "default"
         rows.append((field.name, "-" if value is None else value, origin))
     return rows
